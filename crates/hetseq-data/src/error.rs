@@ -1,0 +1,101 @@
+//! Everything that can go wrong between a file and a share.
+//!
+//! Each variant carries what a caller needs to act on it, and its message says what happened, where, and what to do.
+//! Sources and `share` return it; the plan, the pace and the cursor cannot fail.
+
+use std::io;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The reason comes from `fs_err` and already names the path and what was tried.
+    #[error("{reason}; check the path, its permissions and the free space")]
+    Io { path: PathBuf, reason: io::Error },
+
+    #[error(
+        "there is no data directory {}; set the data path to the directory that holds the idx files",
+        .dir.display()
+    )]
+    MissingDirectory { dir: PathBuf },
+
+    #[error(
+        "found none of {} in {}; put one of them there or set the data path to where they are",
+        .looked_for.join(", "),
+        .dir.display()
+    )]
+    MissingFile { dir: PathBuf, looked_for: Vec<String> },
+
+    #[error("{} is a damaged or truncated gzip file ({reason}); download or copy it again", .path.display())]
+    DamagedGzip { path: PathBuf, reason: io::Error },
+
+    #[error("{} is {found}, but {expected} was expected here; check which file has which name", .path.display())]
+    WrongKind { path: PathBuf, expected: String, found: String },
+
+    #[error(
+        "{} ends inside its header, after {found_bytes} of {header_bytes} bytes; download or copy it again",
+        .path.display()
+    )]
+    ShortHeader { path: PathBuf, header_bytes: usize, found_bytes: usize },
+
+    #[error(
+        "{}: the header announces {shape} = {expected_bytes} bytes, but only {found_bytes} follow; download or \
+         copy it again",
+        .path.display()
+    )]
+    TooShort { path: PathBuf, shape: String, expected_bytes: u128, found_bytes: u64 },
+
+    #[error(
+        "{}: the header announces {shape} = {expected_bytes} bytes, but more than that follow; the file was not \
+         written whole, or not by one writer: make it again",
+        .path.display()
+    )]
+    TooLong { path: PathBuf, shape: String, expected_bytes: u128 },
+
+    #[error("{} holds no samples (its header says {shape}); nothing can be trained on it", .path.display())]
+    NoSamples { path: PathBuf, shape: String },
+
+    #[error(
+        "{} holds {images} images but {} holds {labels} labels; the two files do not belong together",
+        .images_path.display(),
+        .labels_path.display()
+    )]
+    CountMismatch { images_path: PathBuf, images: usize, labels_path: PathBuf, labels: usize },
+
+    #[error(
+        "cannot write {}: {images} images of {height} x {width} are {expected_bytes} bytes, but there are \
+         {found_bytes}, or a size does not fit into 32 bits",
+        .path.display()
+    )]
+    UnwritableImages {
+        path: PathBuf,
+        images: usize,
+        height: usize,
+        width: usize,
+        expected_bytes: u128,
+        found_bytes: usize,
+    },
+
+    #[error("cannot write {}: {labels} labels are more than the {} an idx file can count", .path.display(), u32::MAX)]
+    TooManyLabels { path: PathBuf, labels: usize },
+
+    #[error(
+        "cannot draw {count} digits of {size} x {size} pixels: they are kept in memory, so that is at least one \
+         pixel and at most {limit_bytes} bytes; ask for fewer or smaller ones"
+    )]
+    UndrawableDigits { count: usize, size: usize, limit_bytes: u64 },
+
+    #[error("`{text}` is not a global batch: {reason}; write 256 or \"256 sequences\", or \"4096 tokens\"")]
+    BadGlobalBatch { text: String, reason: &'static str },
+
+    #[error(
+        "none of the {devices} devices can take samples: each has a speed that is not a positive number or a \
+         micro-batch of 0 samples; check the weights and the micro-batch caps"
+    )]
+    NoUsableDevice { devices: usize },
+
+    #[error(
+        "a sample of {sample_tokens} tokens fits no device: the largest micro-batch cap is {largest_cap_tokens} \
+         tokens; raise max_tokens on a device to at least {sample_tokens}, or shorten the samples"
+    )]
+    SampleTooLong { sample_tokens: u32, largest_cap_tokens: u32 },
+}

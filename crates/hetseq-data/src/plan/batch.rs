@@ -1,0 +1,150 @@
+//! The size of an update, as people write it: `256`, `"256 sequences"` or `"4096 tokens"`.
+//!
+//! Parsing and printing only; [`plan`](crate::plan) gives it meaning. The config reads it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::error::DataError;
+
+/// How much one update takes from the data, over all machines together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GlobalBatch {
+    /// So many samples; the last update of an epoch may be shorter.
+    Sequences(usize),
+    /// At most so many tokens after padding (longest sample x samples). A longer sample is an update of its own.
+    Tokens(usize),
+}
+
+impl fmt::Display for GlobalBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GlobalBatch::Sequences(n) => write!(f, "{n} sequences"),
+            GlobalBatch::Tokens(n) => write!(f, "{n} tokens"),
+        }
+    }
+}
+
+impl FromStr for GlobalBatch {
+    type Err = DataError;
+
+    fn from_str(text: &str) -> Result<Self, DataError> {
+        let bad = |reason| DataError::BadGlobalBatch { text: text.to_owned(), reason };
+        let mut words = text.split_whitespace();
+        let number = words.next().ok_or_else(|| bad("it is empty"))?;
+        let unit = words.next().unwrap_or("sequences");
+        if words.next().is_some() {
+            return Err(bad("it is more than a number and a unit"));
+        }
+        // `4_096` as in TOML; nothing else that `parse` does not know.
+        let number: usize = number
+            .replace('_', "")
+            .parse()
+            .map_err(|_| bad("it does not start with a whole number that this machine can count to"))?;
+        if number == 0 {
+            return Err(bad("an update of nothing trains nothing"));
+        }
+        match unit {
+            "sequence" | "sequences" => Ok(GlobalBatch::Sequences(number)),
+            "token" | "tokens" => Ok(GlobalBatch::Tokens(number)),
+            _ => Err(bad("the unit is neither `sequences` nor `tokens`")),
+        }
+    }
+}
+
+impl Serialize for GlobalBatch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for GlobalBatch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Binary formats do not say what comes next; they always hold the string.
+        match deserializer.is_human_readable() {
+            true => deserializer.deserialize_any(Written),
+            false => deserializer.deserialize_str(Written),
+        }
+    }
+}
+
+struct Written;
+
+impl Visitor<'_> for Written {
+    type Value = GlobalBatch;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a global batch such as 256, \"256 sequences\" or \"4096 tokens\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<GlobalBatch, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_u64<E: de::Error>(self, sequences: u64) -> Result<GlobalBatch, E> {
+        self.visit_str(&sequences.to_string())
+    }
+
+    fn visit_i64<E: de::Error>(self, sequences: i64) -> Result<GlobalBatch, E> {
+        self.visit_str(&sequences.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Config {
+        batch: GlobalBatch,
+    }
+
+    fn read(toml: &str) -> Result<GlobalBatch, String> {
+        toml::from_str::<Config>(toml).map(|c| c.batch).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn every_spelling_is_read() {
+        for (toml, batch) in [
+            ("batch = 256", GlobalBatch::Sequences(256)),
+            ("batch = \"256\"", GlobalBatch::Sequences(256)),
+            ("batch = \"256 sequences\"", GlobalBatch::Sequences(256)),
+            ("batch = \"1 sequence\"", GlobalBatch::Sequences(1)),
+            ("batch = \" 4_096  tokens \"", GlobalBatch::Tokens(4096)),
+        ] {
+            assert_eq!(read(toml), Ok(batch), "{toml}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_a_reason() {
+        for (toml, reason) in [
+            ("batch = 0", "trains nothing"),
+            ("batch = \"0 tokens\"", "trains nothing"),
+            ("batch = -3", "whole number"),
+            ("batch = 1.5", "a global batch such as 256"),
+            ("batch = true", "a global batch such as 256"),
+            ("batch = \"\"", "empty"),
+            ("batch = \"many tokens\"", "whole number"),
+            ("batch = \"99999999999999999999999999\"", "this machine"),
+            ("batch = \"3 epochs\"", "neither `sequences` nor `tokens`"),
+            ("batch = \"3 tokens each\"", "more than a number"),
+        ] {
+            let error = read(toml).unwrap_err();
+            assert!(error.contains(reason), "{toml}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for batch in [GlobalBatch::Sequences(256), GlobalBatch::Tokens(4096)] {
+            assert_eq!(batch.to_string().parse::<GlobalBatch>().unwrap(), batch);
+            let config = Config { batch };
+            assert_eq!(toml::from_str::<Config>(&toml::to_string(&config).unwrap()).unwrap(), config);
+            assert_eq!(postcard::from_bytes::<Config>(&postcard::to_stdvec(&config).unwrap()).unwrap(), config);
+        }
+    }
+}

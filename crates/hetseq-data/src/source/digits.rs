@@ -1,0 +1,166 @@
+//! Drawn digits: a dataset that needs no download.
+//!
+//! Each image is a pure function of (seed, index, size), made of + - * /, square roots and `libm`: every machine draws
+//! the same bits, and image `i` is the same however many are drawn. Hard enough that one update does not learn them,
+//! easy enough that a small convolutional network reads nearly all. Used by the demo, the tests and the first run.
+
+mod pen;
+mod shapes;
+
+use hetseq_random::Key;
+
+use super::{Images, LabelledImages};
+use crate::error::DataError;
+use pen::{Canvas, Point};
+
+/// The most that may be drawn: the images live in memory on every rank.
+const LIMIT_BYTES: u64 = 8 << 30;
+
+/// The ranges that the writers of these digits differ in, either way unless two bounds are given.
+const ROTATE_RADIANS: f32 = 0.30;
+const SLANT: f32 = 0.36;
+const WIDTH: (f32, f32) = (0.40, 0.66);
+const HEIGHT: (f32, f32) = (0.56, 0.80);
+const SHIFT: f32 = 0.10;
+const WOBBLE: f32 = 0.05;
+const PEN_RADIUS: (f32, f32) = (0.022, 0.062);
+const INK: (f32, f32) = (150.0, 255.0);
+const PAPER_NOISE: f32 = 34.0;
+
+/// Draws `count` square digits with their labels, 0 to 9 with equal chance.
+pub fn draw(seed: u64, count: usize, size: usize) -> Result<LabelledImages, DataError> {
+    let refused = || DataError::UndrawableDigits { count, size, limit_bytes: LIMIT_BYTES };
+    let area = size.checked_mul(size).filter(|&area| area > 0).ok_or_else(refused)?;
+    let bytes = count.checked_mul(area).filter(|&bytes| bytes as u64 <= LIMIT_BYTES).ok_or_else(refused)?;
+    let mut pixels = Vec::new();
+    pixels.try_reserve_exact(bytes).map_err(|_| refused())?;
+    pixels.resize(bytes, 0);
+
+    let digits = Key::root(seed).name("digits");
+    let mut canvas = Canvas::new(size);
+    let mut labels = Vec::with_capacity(count);
+    for (index, image) in pixels.chunks_exact_mut(area).enumerate() {
+        let key = digits.index(index as u64);
+        let label = key.name("label").below(0, 10) as u8;
+        draw_one(key, label, &mut canvas, image);
+        labels.push(label);
+    }
+    Ok(LabelledImages { images: Images { count, height: size, width: size, pixels }, labels })
+}
+
+fn draw_one(key: Key, label: u8, canvas: &mut Canvas, image: &mut [u8]) {
+    let style = key.name("style");
+    let hand = Hand::new(style);
+    let radius = style.between(10, PEN_RADIUS.0, PEN_RADIUS.1);
+    let ink = style.between(11, INK.0, INK.1);
+    let strokes = shapes::strokes(label, style.bits(12));
+
+    canvas.clear();
+    let wobble = key.name("wobble");
+    let mut drawn = 0;
+    for stroke in strokes {
+        let mut last = None;
+        for point in stroke {
+            let moved = hand.place(wobbled(wobble, drawn, point));
+            canvas.line(last.unwrap_or(moved), moved, radius);
+            last = Some(moved);
+            drawn += 1;
+        }
+    }
+
+    let noise = key.name("noise");
+    for (i, (pixel, cover)) in image.iter_mut().zip(canvas.cover(radius)).enumerate() {
+        // The mean of two uniform numbers: mostly small, sometimes not, and cheap.
+        let (a, b) = (noise.unit(2 * i as u32), noise.unit(2 * i as u32 + 1));
+        let value = cover * ink + (a + b - 1.0) * PAPER_NOISE;
+        *pixel = value.clamp(0.0, 255.0) as u8;
+    }
+}
+
+/// A hand is never quite where it meant to be: a slow wave along the stroke rather than a jitter of each point.
+fn wobbled(key: Key, drawn: u32, point: Point) -> Point {
+    const POINTS_PER_WAVE: u32 = 4;
+    let (step, part) = (drawn / POINTS_PER_WAVE, (drawn % POINTS_PER_WAVE) as f32 / POINTS_PER_WAVE as f32);
+    let wave = |axis: u32| {
+        let at = |step: u32| key.between(2 * step + axis, -WOBBLE, WOBBLE);
+        at(step) * (1.0 - part) + at(step + 1) * part
+    };
+    Point { x: point.x + wave(0), y: point.y + wave(1) }
+}
+
+/// From the unit square of a shape to the unit square of the image.
+struct Hand {
+    xx: f32,
+    xy: f32,
+    yx: f32,
+    yy: f32,
+    middle: Point,
+}
+
+impl Hand {
+    fn new(style: Key) -> Self {
+        let either_way = |i, limit: f32| style.between(i, -limit, limit);
+        let (width, height) = (style.between(0, WIDTH.0, WIDTH.1), style.between(1, HEIGHT.0, HEIGHT.1));
+        let (slant, radians) = (either_way(2, SLANT), either_way(3, ROTATE_RADIANS));
+        let (sin, cos) = (libm::sinf(radians), libm::cosf(radians));
+        let middle = Point { x: 0.5 + either_way(4, SHIFT), y: 0.5 + either_way(5, SHIFT) };
+        // Scale, then slant, then turn. y points down, so a positive slant leans to the right at the top.
+        let (xx, xy) = (width, -slant * height);
+        Hand { xx: cos * xx, xy: cos * xy - sin * height, yx: sin * xx, yy: sin * xy + cos * height, middle }
+    }
+
+    fn place(&self, point: Point) -> Point {
+        let (x, y) = (point.x - 0.5, point.y - 0.5);
+        Point { x: self.xx * x + self.xy * y + self.middle.x, y: self.yx * x + self.yy * y + self.middle.y }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_draws_the_same_bits_for_ever() {
+        // Recorded once. A change here changes every run on drawn digits.
+        assert_eq!(draw(7, 64, 28).unwrap().fingerprint(), "d0e0514b1f2622b9");
+        assert_ne!(draw(7, 64, 28).unwrap(), draw(8, 64, 28).unwrap());
+    }
+
+    #[test]
+    fn a_digit_does_not_depend_on_how_many_are_drawn() {
+        let (few, many) = (draw(1, 5, 28).unwrap(), draw(1, 50, 28).unwrap());
+        assert_eq!(few.images.pixels, many.images.pixels[..5 * 784]);
+        assert_eq!(few.labels, many.labels[..5]);
+    }
+
+    #[test]
+    fn labels_are_uniform() {
+        let mut counts = [0; 10];
+        for label in draw(3, 10_000, 1).unwrap().labels {
+            counts[usize::from(label)] += 1;
+        }
+        assert!(counts.iter().all(|n| (880..1120).contains(n)), "{counts:?}");
+    }
+
+    #[test]
+    fn every_digit_has_ink_and_paper() {
+        let drawn = draw(2, 500, 28).unwrap();
+        for i in 0..500 {
+            let image = drawn.images.image(i).unwrap();
+            let dark = image.iter().filter(|&&p| p > 110).count();
+            assert!((15..400).contains(&dark), "digit {} at {i} has {dark} pixels of ink", drawn.labels[i]);
+        }
+    }
+
+    #[test]
+    fn odd_sizes_are_drawn_or_refused() {
+        for size in [1, 2, 7, 200] {
+            assert_eq!(draw(1, 3, size).unwrap().images.pixels.len(), 3 * size * size);
+        }
+        assert!(draw(1, 0, 28).unwrap().is_empty());
+        for (count, size) in [(1, 0), (usize::MAX, 28), (1, usize::MAX), (1 << 40, 28)] {
+            let error = draw(1, count, size).unwrap_err();
+            assert!(matches!(error, DataError::UndrawableDigits { .. }), "{error}");
+        }
+    }
+}

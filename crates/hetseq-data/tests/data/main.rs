@@ -1,0 +1,8 @@
+//! What the trainer relies on, tested through the public interface. One binary, so that it links once.
+
+#[cfg(test)]
+mod idx;
+#[cfg(test)]
+mod plan;
+#[cfg(test)]
+mod share;
