@@ -1,0 +1,171 @@
+//! The public face: the immutable group of ranks and its collectives.
+//!
+//! Checks arguments and delegates: joining to `rendezvous/`, collectives to `reduce.rs`, waiting and
+//! failing to `mesh.rs`. The trainer owns one group and calls it from one thread.
+
+use std::sync::Arc;
+
+use crate::error::CommError;
+use crate::identity::Identity;
+use crate::lane::End;
+use crate::mesh::Mesh;
+use crate::options::Options;
+use crate::place::{Place, Rendezvous};
+use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES};
+use crate::shards::Shards;
+use crate::{local, rendezvous};
+
+/// The ranks that train together. Immutable: a change of membership is a new group.
+///
+/// Every rank makes the same calls in the same order, from one thread. After an error the group is
+/// unusable. Dropping it without [`Group::close`] tells the others that this rank failed.
+pub struct Group {
+    mesh: Mesh,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Group(rank {} of {}, generation {:016x})", self.rank(), self.world(), self.generation())
+    }
+}
+
+impl Group {
+    /// A world of one: every collective returns at once, and there are no sockets or threads.
+    pub fn alone() -> Group {
+        let options = Options::default();
+        let hosts = vec![options.shown_name()];
+        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options) }
+    }
+
+    /// The `local` engine: one group per thread of this process, in rank order.
+    pub fn local(world: usize, options: &Options) -> Vec<Group> {
+        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh }).collect()
+    }
+
+    /// The `tcp` engine: meets the other ranks and returns when all are connected to all.
+    ///
+    /// Blocks for at most about `options.join`, plus the time to connect the ranks to each other.
+    pub fn join(place: &Place, identity: &Identity, options: &Options) -> Result<Group, CommError> {
+        let Place { rank, world, rendezvous, source } = place;
+        if rank >= world {
+            let problem = format!("rank {rank} is not below the world size {world} ({source})");
+            return Err(CommError::Place { problem });
+        }
+        match rendezvous {
+            _ if *world == 1 => Ok(Group::alone()),
+            Rendezvous::Alone => {
+                let problem = format!("a world of {world} ranks needs a rendezvous ({source})");
+                Err(CommError::Place { problem })
+            }
+            Rendezvous::Tcp { host, port } => {
+                tracing::debug!(rank, world, host, port, source, "joining the other ranks");
+                let mesh = rendezvous::meet(*rank, *world, host, *port, identity, &options.bounded())?;
+                Ok(Group { mesh })
+            }
+        }
+    }
+
+    /// This rank's number, from 0.
+    pub fn rank(&self) -> usize {
+        self.mesh.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> usize {
+        self.mesh.world()
+    }
+
+    /// Random identifier of this membership, equal on all ranks; 0 without a network.
+    pub fn generation(&self) -> u64 {
+        self.mesh.generation
+    }
+
+    /// What the machine of `rank` is called in messages.
+    pub fn host(&self, rank: usize) -> &str {
+        self.mesh.hosts.get(rank).map_or("unknown", String::as_str)
+    }
+
+    /// Sets what every error message from now on says after "at", such as `update 8,412`.
+    pub fn at(&mut self, where_: impl Into<String>) {
+        self.mesh.context = where_.into();
+    }
+
+    /// Gives everybody everybody's bytes, in rank order. For small things such as the update header;
+    /// 64 MiB is the limit.
+    pub fn agree(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.check_bytes("agree", mine.len(), AGREE_LIMIT_BYTES)?;
+        reduce::agree(&mut self.mesh, mine)
+    }
+
+    /// Sums over ranks: afterwards `data[shards.of(rank)]` holds the sum, added in rank order in f32.
+    /// The other parts are unspecified.
+    pub fn reduce_scatter(&mut self, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
+        self.check_shards("reduce_scatter", data.len(), shards)?;
+        reduce::reduce_scatter(&mut self.mesh, data, shards)
+    }
+
+    /// Gives everybody every owner's part of `data`.
+    pub fn all_gather(&mut self, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
+        self.check_shards("all_gather", data.len(), shards)?;
+        reduce::all_gather(&mut self.mesh, data, shards)
+    }
+
+    /// Gives everybody the values of `root`; the lengths must be equal.
+    pub fn broadcast(&mut self, root: usize, data: &mut [f32]) -> Result<(), CommError> {
+        self.check_root("broadcast", root)?;
+        reduce::broadcast(&mut self.mesh, root, data)
+    }
+
+    /// Gives everybody the bytes of `root`; what the others pass in is ignored. Up to 16 GiB.
+    pub fn broadcast_bytes(&mut self, root: usize, data: Vec<u8>) -> Result<Vec<u8>, CommError> {
+        self.check_root("broadcast_bytes", root)?;
+        if root == self.rank() {
+            self.check_bytes("broadcast_bytes", data.len(), MESSAGE_LIMIT_BYTES)?;
+        }
+        reduce::broadcast_bytes(&mut self.mesh, root, data)
+    }
+
+    /// Returns once every rank has called it.
+    pub fn barrier(&mut self) -> Result<(), CommError> {
+        reduce::barrier(&mut self.mesh)
+    }
+
+    /// Stops, and tells the others why: they report "rank 2 (host) stopped: reason".
+    pub fn abort(mut self, reason: &str) {
+        self.mesh.part(End::Aborted(reason.to_owned()));
+    }
+
+    /// Leaves in an orderly way after the last collective: the others do not see it as a failure.
+    pub fn close(mut self) {
+        self.mesh.part(End::Goodbye);
+    }
+
+    fn check_shards(&self, operation: &'static str, len: usize, shards: &Shards) -> Result<(), CommError> {
+        if (shards.len(), shards.world()) == (len, self.world()) {
+            return Ok(());
+        }
+        let what = format!(
+            "shards of {} values for {} ranks do not fit {len} values and {} ranks",
+            shards.len(),
+            shards.world(),
+            self.world()
+        );
+        Err(CommError::Misuse { operation, what })
+    }
+
+    fn check_root(&self, operation: &'static str, root: usize) -> Result<(), CommError> {
+        if root < self.world() {
+            return Ok(());
+        }
+        let what = format!("there is no rank {root} in a world of {}", self.world());
+        Err(CommError::Misuse { operation, what })
+    }
+
+    fn check_bytes(&self, operation: &'static str, bytes: usize, limit_bytes: usize) -> Result<(), CommError> {
+        if bytes <= limit_bytes {
+            return Ok(());
+        }
+        let what = format!("{bytes} bytes are more than its limit of {limit_bytes}");
+        Err(CommError::Misuse { operation, what })
+    }
+}

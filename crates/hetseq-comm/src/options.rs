@@ -1,0 +1,97 @@
+//! How a group behaves: its deadlines, what it binds to, and the shared secret.
+//!
+//! Not who is in it (that is [`crate::Place`]) nor what must match (that is [`crate::Identity`]). The trainer fills it
+//! from `cluster.toml` and flags.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Settings of a [`crate::Group`]. Ranks need not have equal ones, except for the secret.
+#[derive(Clone)]
+pub struct Options {
+    /// A peer from which not one byte came for this long is dead. Heartbeats flow also while a rank computes.
+    pub silence: Duration,
+    /// A peer that is alive but does not send what is awaited for this long has failed. Must exceed the longest thing
+    /// one rank does while the others wait, such as saving a checkpoint or compiling kernels.
+    pub progress: Duration,
+    /// How long to wait until all ranks have come.
+    pub join: Duration,
+    /// Name or IP address of the network interface to bind to and to announce; by default every interface is bound and
+    /// the address of the connection to rank 0 is announced.
+    pub interface: Option<String>,
+    /// Ports for the connections between ranks, for sites with a firewall; by default the system chooses.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// Shared by all ranks; a process that does not know it cannot join. It proves membership, it does not encrypt.
+    pub secret: Option<String>,
+    /// What this rank is called in messages; by default the host name.
+    pub name: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            silence: Duration::from_secs(60),
+            progress: Duration::from_secs(30 * 60),
+            join: Duration::from_secs(5 * 60),
+            interface: None,
+            ports: None,
+            secret: None,
+            name: None,
+        }
+    }
+}
+
+/// Written by hand so that the secret never reaches a log.
+impl std::fmt::Debug for Options {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Options")
+            .field("silence", &self.silence)
+            .field("progress", &self.progress)
+            .field("join", &self.join)
+            .field("interface", &self.interface)
+            .field("ports", &self.ports)
+            .field("secret", &self.secret.as_ref().map(|_| "(set)"))
+            .field("name", &self.name)
+            .finish()
+    }
+}
+
+impl Options {
+    /// The same with limits that clocks and sockets can hold: "for ever" becomes a year, zero a millisecond.
+    pub(crate) fn bounded(&self) -> Options {
+        let bound = |limit: Duration| limit.clamp(Duration::from_millis(1), Duration::from_secs(365 * 86_400));
+        Options { silence: bound(self.silence), progress: bound(self.progress), join: bound(self.join), ..self.clone() }
+    }
+
+    /// The name shown for this rank.
+    pub(crate) fn shown_name(&self) -> String {
+        match &self.name {
+            Some(name) if !name.trim().is_empty() => name.trim().to_owned(),
+            _ => gethostname::gethostname().to_string_lossy().into_owned(),
+        }
+    }
+
+    /// Ten beats fit into the silence limit, so that a few lost or late ones do not matter; two seconds is often enough
+    /// for any limit and keeps an idle link cheap.
+    pub(crate) fn beat(&self) -> Duration {
+        (self.silence / 10).clamp(Duration::from_millis(1), Duration::from_secs(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_hides_the_secret() {
+        let options = Options { secret: Some("hunter2".into()), ..Options::default() };
+        assert!(!format!("{options:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn beat_follows_a_short_silence() {
+        let options = Options { silence: Duration::from_millis(200), ..Options::default() };
+        assert_eq!(options.beat(), Duration::from_millis(20));
+        assert_eq!(Options::default().beat(), Duration::from_secs(2));
+    }
+}

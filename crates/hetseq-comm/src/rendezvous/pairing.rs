@@ -1,0 +1,181 @@
+//! Connecting the ranks above 0 to each other, once the roster is known: the higher dials the lower.
+//!
+//! Each rank first dials all lower ones, then lets the higher ones in. That cannot lock up: rank 1
+//! dials nobody and so answers at once, then rank 2 can, and so on. Called by `guest.rs`.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::greeting::{self, Party};
+use super::reception::{Arrival, Reception};
+use super::refusal::Refusal;
+use super::talk::{Message, Roster, Talk, TalkError, unexpected};
+use super::{HANDSHAKE, Meeting, PAIRING, POLL};
+use crate::error::{CommError, named_ranks};
+use crate::socket;
+
+/// The pause between two attempts to reach a rank, and the longest that one attempt may take.
+const RETRY: Duration = Duration::from_millis(200);
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// A stream to each rank above 0 but this one. `home` is the talk with rank 0: a word from it before
+/// this is done means that the run is called off.
+pub(super) fn pair(
+    meeting: &Meeting<'_>,
+    roster: &Roster,
+    listener: Option<TcpListener>,
+    ip: Option<IpAddr>,
+    home: &mut Talk,
+) -> Result<Vec<Option<TcpStream>>, CommError> {
+    let deadline = Instant::now() + PAIRING;
+    let mut streams: Vec<Option<TcpStream>> = (0..meeting.world).map(|_| None).collect();
+    for (lower, stream) in streams.iter_mut().enumerate().take(meeting.rank).skip(1) {
+        *stream = Some(dial(meeting, roster, lower, ip, home, deadline)?);
+    }
+    if let Some(listener) = listener {
+        let (generation, key, me) = (roster.generation, meeting.key.clone(), meeting.rank);
+        let greet = move |talk| greeting::answer(talk, &Party { rank: me, generation, key: key.as_ref() });
+        let door = Reception::open(listener, meeting.world, greet)?;
+        admit(meeting, roster, door, home, deadline, &mut streams)?;
+    }
+    Ok(streams)
+}
+
+fn dial(
+    meeting: &Meeting<'_>,
+    roster: &Roster,
+    lower: usize,
+    ip: Option<IpAddr>,
+    home: &mut Talk,
+    deadline: Instant,
+) -> Result<TcpStream, CommError> {
+    let member = &roster.members[lower];
+    let what = format!("rank {lower} ({})", member.name);
+    let Some(announced) = member.listener else {
+        let detail = "it announced no address".to_owned();
+        return Err(CommError::Rendezvous { with: what, detail });
+    };
+    let here = home.local().map_err(|error| error.into_error(meeting.rank, &what))?;
+    let address = reachable(announced, here.ip(), home.peer().ip());
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let attempt = socket::dial(address, ip, left.min(ATTEMPT)).map_err(TalkError::Io);
+        let greeted = attempt.and_then(|stream| {
+            let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
+            let (rank, generation) = (meeting.rank, roster.generation);
+            greeting::dial(&mut talk, &Party { rank, generation, key: meeting.key.as_ref() }, lower)?;
+            match talk.receive()? {
+                Message::Accepted => Ok(talk.into_stream()),
+                other => Err(unexpected("accepted", &other)),
+            }
+        });
+        let detail = match greeted {
+            Ok(stream) => return Ok(stream),
+            Err(TalkError::Io(error)) => error.to_string(),
+            Err(error @ (TalkError::Closed | TalkError::TimedOut)) => error.to_string(),
+            Err(error) => return Err(error.into_error(meeting.rank, &what)),
+        };
+        check_home(meeting, home)?;
+        if Instant::now() + RETRY >= deadline {
+            let address = address.to_string();
+            return Err(CommError::Unreachable { what, address, waited: PAIRING, detail });
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// A rank that announced a loopback address reached rank 0 over loopback, so it is on rank 0's machine.
+/// Seen from elsewhere, that machine is where this rank reaches rank 0.
+fn reachable(announced: SocketAddr, here: IpAddr, zero: IpAddr) -> SocketAddr {
+    if announced.ip().is_loopback() && !here.is_loopback() {
+        SocketAddr::new(zero, announced.port())
+    } else {
+        announced
+    }
+}
+
+/// Lets the higher ranks in.
+fn admit(
+    meeting: &Meeting<'_>,
+    roster: &Roster,
+    mut door: Reception<(Talk, u64)>,
+    home: &mut Talk,
+    deadline: Instant,
+    streams: &mut [Option<TcpStream>],
+) -> Result<(), CommError> {
+    loop {
+        let missing: Vec<usize> = (meeting.rank + 1..meeting.world).filter(|rank| streams[*rank].is_none()).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let names: Vec<&str> = missing.iter().map(|rank| roster.members[*rank].name.as_str()).collect();
+            return Err(CommError::Rendezvous {
+                with: format!("{} ({})", named_ranks(&missing), names.join(", ")),
+                detail: format!(
+                    "no connection from there within {} s; check the firewall, the ports option and, \
+                     with several networks, the interface option",
+                    PAIRING.as_secs()
+                ),
+            });
+        }
+        for arrival in door.poll(POLL) {
+            match arrival {
+                Arrival::TurnedAway { address, why } => {
+                    tracing::warn!(%address, %why, "turned a connection away");
+                }
+                Arrival::Came((talk, rank)) => {
+                    let expected = missing.iter().find(|missing| **missing as u64 == rank);
+                    match expected.filter(|rank| streams[**rank].is_none()) {
+                        Some(rank) => streams[*rank] = accept(talk),
+                        None => turn_away(meeting, talk, rank),
+                    }
+                }
+            }
+        }
+        check_home(meeting, home)?;
+    }
+}
+
+fn accept(mut talk: Talk) -> Option<TcpStream> {
+    match talk.send(&Message::Accepted) {
+        Ok(()) => Some(talk.into_stream()),
+        // It went away meanwhile and dials again.
+        Err(_) => None,
+    }
+}
+
+fn turn_away(meeting: &Meeting<'_>, talk: Talk, rank: u64) {
+    let address = talk.peer();
+    let taken = Refusal::Taken { rank, name: meeting.name.clone(), address: address.to_string() };
+    let why = talk.refuse(taken);
+    tracing::warn!(%address, %why, "turned a connection away");
+}
+
+/// Rank 0 speaks up only to call the run off.
+fn check_home(meeting: &Meeting<'_>, home: &mut Talk) -> Result<(), CommError> {
+    if !home.has_news() {
+        return Ok(());
+    }
+    let with = format!("rank 0 at {}", meeting.address());
+    match home.receive() {
+        Ok(message) => Err(unexpected("refusal", &message).into_error(meeting.rank, &with)),
+        Err(error) => Err(error.into_error(meeting.rank, &with)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loopback_address_is_translated_for_other_machines() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let announced = at("127.0.1.1:700");
+        assert_eq!(reachable(announced, ip("10.0.0.2"), ip("10.0.0.1")), at("10.0.0.1:700"));
+        assert_eq!(reachable(announced, ip("127.0.0.1"), ip("127.0.0.1")), announced);
+        let remote = at("10.0.0.3:700");
+        assert_eq!(reachable(remote, ip("127.0.0.1"), ip("127.0.0.1")), remote);
+    }
+}

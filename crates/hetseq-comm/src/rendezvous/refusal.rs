@@ -1,0 +1,165 @@
+//! Why a rank may not take part, as data: it travels to the ranks it concerns, and each words it from
+//! its own point of view.
+//!
+//! Made by whoever answers a connection; turned into a [`CommError`] by whoever reads it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{CommError, shown};
+use crate::identity::Difference;
+
+/// Values and reasons longer than this are cut when shown.
+const SHOWN_BYTES: usize = 4096;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Refusal {
+    /// The rank has this number already, or it is nobody's to take.
+    Taken {
+        rank: u64,
+        name: String,
+        address: String,
+    },
+    /// One side has a secret and the other has none.
+    SecretNeeded,
+    SecretUnexpected,
+    SecretWrong,
+    /// A connection for a group that is not this one.
+    OtherGroup,
+    /// It speaks another version of the protocol.
+    Protocol {
+        theirs: u8,
+        ours: u8,
+    },
+    /// A rank runs something else than rank 0, so the run is called off for all.
+    Mismatch {
+        zero_name: String,
+        rank: u64,
+        name: String,
+        differences: Vec<Difference>,
+    },
+    /// Ranks that never came, so the run is called off for those that did.
+    Missing {
+        ranks: Vec<u64>,
+        world: u64,
+        rendezvous: String,
+        waited: Duration,
+        notes: Vec<String>,
+    },
+    /// A rank failed after all had come.
+    Failed {
+        rank: u64,
+        name: String,
+        reason: String,
+    },
+}
+
+impl Refusal {
+    /// As an error for `viewer`, who got it from `by`.
+    pub(super) fn into_error(self, viewer: usize, by: &str) -> CommError {
+        let refused = |reason: &str| CommError::Refused { by: by.to_owned(), reason: reason.to_owned() };
+        match self {
+            Refusal::Taken { .. }
+            | Refusal::SecretNeeded
+            | Refusal::SecretUnexpected
+            | Refusal::SecretWrong
+            | Refusal::OtherGroup
+            | Refusal::Protocol { .. } => refused(&self.reason()),
+            Refusal::Mismatch { zero_name, rank, name, differences } => {
+                let zero = Side { rank: 0, name: &shown(&zero_name, SHOWN_BYTES) };
+                let other = Side { rank, name: &shown(&name, SHOWN_BYTES) };
+                let worded = |d: &Difference| worded(d, &zero, &other, viewer);
+                CommError::Mismatch { differences: differences.iter().map(worded).collect() }
+            }
+            Refusal::Missing { ranks, world, rendezvous, waited, notes } => CommError::Missing {
+                ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
+                world: world as usize,
+                rendezvous: shown(&rendezvous, SHOWN_BYTES),
+                waited,
+                notes: notes.iter().map(|note| shown(note, SHOWN_BYTES)).collect(),
+            },
+            Refusal::Failed { rank, name, reason } => CommError::Rendezvous {
+                with: format!("rank {rank} ({})", shown(&name, SHOWN_BYTES)),
+                detail: shown(&reason, SHOWN_BYTES),
+            },
+        }
+    }
+
+    /// In one line, for the log of the side that refuses.
+    pub(super) fn reason(&self) -> String {
+        match self {
+            Refusal::Taken { rank, name, address } => format!(
+                "rank {rank} is already taken by {} ({}); give every process its own rank",
+                shown(name, SHOWN_BYTES),
+                shown(address, SHOWN_BYTES)
+            ),
+            Refusal::SecretNeeded => {
+                "this run has a shared secret and the newcomer has none; set the same secret on all ranks".to_owned()
+            }
+            Refusal::SecretUnexpected => {
+                "the newcomer has a shared secret and this run has none; set the same secret on all ranks".to_owned()
+            }
+            Refusal::SecretWrong => "the shared secrets differ; set the same secret on all ranks".to_owned(),
+            Refusal::OtherGroup => "the connection belongs to another or earlier run".to_owned(),
+            Refusal::Protocol { theirs, ours } => {
+                format!("protocol version {theirs} instead of {ours}; use the same hetseq binary on all ranks")
+            }
+            Refusal::Mismatch { .. } => "it does not run the same thing as rank 0".to_owned(),
+            Refusal::Missing { .. } => "not all ranks came".to_owned(),
+            Refusal::Failed { .. } => "another rank failed".to_owned(),
+        }
+    }
+}
+
+struct Side<'a> {
+    rank: u64,
+    name: &'a str,
+}
+
+/// `optim.lr: 0.1 here, 0.2 on rank 1 (beta)`, with the viewer's own side first and called "here".
+fn worded(difference: &Difference, zero: &Side<'_>, other: &Side<'_>, viewer: usize) -> String {
+    let side = |value: &Option<String>, side: &Side<'_>| {
+        let value = value.as_deref().map_or("absent".to_owned(), |v| shown(v, SHOWN_BYTES));
+        if side.rank == viewer as u64 {
+            format!("{value} here")
+        } else {
+            format!("{value} on rank {} ({})", side.rank, side.name)
+        }
+    };
+    let (on_zero, on_other) = (side(&difference.on_zero, zero), side(&difference.on_other, other));
+    let key = shown(&difference.key, SHOWN_BYTES);
+    if other.rank == viewer as u64 && viewer != 0 {
+        format!("{key}: {on_other}, {on_zero}")
+    } else {
+        format!("{key}: {on_zero}, {on_other}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_is_worded_for_its_reader() {
+        let refusal = Refusal::Mismatch {
+            zero_name: "alpha".into(),
+            rank: 1,
+            name: "beta".into(),
+            differences: vec![
+                Difference { key: "optim.lr".into(), on_zero: Some("0.1".into()), on_other: Some("0.2".into()) },
+                Difference { key: "data".into(), on_zero: None, on_other: Some("ff".into()) },
+            ],
+        };
+        let seen_by = |viewer| match refusal.clone().into_error(viewer, "rank 0") {
+            CommError::Mismatch { differences } => differences,
+            other => panic!("{other}"),
+        };
+        assert_eq!(seen_by(0), ["optim.lr: 0.1 here, 0.2 on rank 1 (beta)", "data: absent here, ff on rank 1 (beta)"]);
+        assert_eq!(
+            seen_by(1),
+            ["optim.lr: 0.2 here, 0.1 on rank 0 (alpha)", "data: ff here, absent on rank 0 (alpha)"]
+        );
+        assert_eq!(seen_by(2)[0], "optim.lr: 0.1 on rank 0 (alpha), 0.2 on rank 1 (beta)");
+    }
+}

@@ -1,0 +1,262 @@
+//! One conversation during the rendezvous: messages over a socket, with a deadline for each exchange.
+//!
+//! The messages themselves and how they travel, not who says what when (`greeting.rs`, `host.rs`,
+//! `guest.rs`, `pairing.rs`). When the talk is over, its socket becomes a link.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::refusal::Refusal;
+use crate::error::{CommError, shown};
+use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
+use crate::identity::Identity;
+use crate::secret::{Nonce, Proof};
+
+/// Before they are known, strangers may send this much and no more.
+const MESSAGE_LIMIT_BYTES: usize = 1 << 20;
+/// Names are for messages; a longer one is cut.
+pub(super) const NAME_LIMIT_BYTES: usize = 64;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Message {
+    Greeting(Greeting),
+    Proof(Proof),
+    Hello(Hello),
+    /// All have come: connect to each other.
+    Roster(Roster),
+    /// This connection between two ranks is accepted.
+    Accepted,
+    /// This rank is connected to all others, or why not.
+    Ready,
+    Failed(String),
+    /// All are ready.
+    Start,
+    Refused(Refusal),
+}
+
+/// The first message in both directions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Greeting {
+    pub(super) rank: u64,
+    /// 0 while there is no group yet.
+    pub(super) generation: u64,
+    pub(super) nonce: Nonce,
+    pub(super) has_secret: bool,
+}
+
+/// Who a rank is and what it runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) rank: u64,
+    pub(super) world: u64,
+    pub(super) name: String,
+    /// Where higher ranks reach it; the highest has no need.
+    pub(super) listener: Option<SocketAddr>,
+    pub(super) identity: Identity,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Roster {
+    pub(super) generation: u64,
+    pub(super) members: Vec<Member>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Member {
+    pub(super) name: String,
+    pub(super) listener: Option<SocketAddr>,
+}
+
+impl Message {
+    fn name(&self) -> &'static str {
+        match self {
+            Message::Greeting(_) => "greeting",
+            Message::Proof(_) => "proof",
+            Message::Hello(_) => "hello",
+            Message::Roster(_) => "roster",
+            Message::Accepted => "accepted",
+            Message::Ready => "ready",
+            Message::Failed(_) => "failed",
+            Message::Start => "start",
+            Message::Refused(_) => "refused",
+        }
+    }
+}
+
+/// Why a talk ended early.
+#[derive(Debug, Error)]
+pub(super) enum TalkError {
+    #[error("it closed the connection")]
+    Closed,
+    #[error("it did not answer in time")]
+    TimedOut,
+    #[error("{0}")]
+    Io(std::io::Error),
+    #[error("{0}")]
+    Frame(FrameError),
+    #[error("it sent a {got} where a {expected} is due; use the same hetseq binary on all ranks")]
+    Unexpected { expected: &'static str, got: &'static str },
+    #[error("{}", .0.reason())]
+    RefusedUs(Refusal),
+    #[error("{}", .0.reason())]
+    WeRefused(Refusal),
+}
+
+impl TalkError {
+    /// As this rank's error about `with`.
+    pub(super) fn into_error(self, rank: usize, with: &str) -> CommError {
+        match self {
+            TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.into_error(rank, with),
+            other => CommError::Rendezvous { with: with.to_owned(), detail: other.to_string() },
+        }
+    }
+}
+
+pub(super) struct Talk {
+    stream: TcpStream,
+    peer: SocketAddr,
+    deadline: Instant,
+}
+
+impl Talk {
+    pub(super) fn new(stream: TcpStream, limit: Duration) -> Result<Talk, TalkError> {
+        // A listener that is polled may hand on its mode, depending on the system.
+        stream.set_nonblocking(false).map_err(TalkError::Io)?;
+        stream.set_nodelay(true).map_err(TalkError::Io)?;
+        let peer = canonical(stream.peer_addr().map_err(TalkError::Io)?);
+        Ok(Talk { stream, peer, deadline: Instant::now() + limit })
+    }
+
+    /// Everything from now on must be done within `limit`.
+    pub(super) fn allow(&mut self, limit: Duration) {
+        self.deadline = Instant::now() + limit;
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The address of this end, as the peer can reach it.
+    pub(super) fn local(&self) -> Result<SocketAddr, TalkError> {
+        self.stream.local_addr().map(canonical).map_err(TalkError::Io)
+    }
+
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    pub(super) fn send(&mut self, message: &Message) -> Result<(), TalkError> {
+        let invalid = |error| TalkError::Io(std::io::Error::other(format!("{error}")));
+        let payload = postcard::to_stdvec(message).map_err(invalid)?;
+        if payload.len() > MESSAGE_LIMIT_BYTES {
+            let (bytes, limit_bytes) = (payload.len() as u64, MESSAGE_LIMIT_BYTES as u64);
+            return Err(TalkError::Frame(FrameError::TooLarge { bytes, limit_bytes }));
+        }
+        let frame = Frame::control(Kind::Handshake, payload);
+        let bytes = [&frame.header(0)[..], &frame.payload].concat();
+        let left = self.left()?;
+        self.stream.set_write_timeout(Some(left)).map_err(TalkError::Io)?;
+        self.stream.write_all(&bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => TalkError::TimedOut,
+            _ => TalkError::Io(error),
+        })
+    }
+
+    /// The next message; a refusal from the peer is an error.
+    pub(super) fn receive(&mut self) -> Result<Message, TalkError> {
+        self.left()?;
+        let accept = Accept { generation: 0, limit_bytes: MESSAGE_LIMIT_BYTES };
+        let frame = read_frame(&mut UntilDeadline(self), accept).map_err(|error| match error {
+            ReadError::Closed | ReadError::Cut => TalkError::Closed,
+            ReadError::TimedOut => TalkError::TimedOut,
+            ReadError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionReset => TalkError::Closed,
+            ReadError::Io(error) => TalkError::Io(error),
+            ReadError::Frame(fault) => TalkError::Frame(fault),
+        })?;
+        if frame.kind != Kind::Handshake {
+            let kind = frame.kind.name();
+            return Err(TalkError::Frame(FrameError::OutOfPlace { kind }));
+        }
+        match postcard::from_bytes(&frame.payload) {
+            Ok(Message::Refused(refusal)) => Err(TalkError::RefusedUs(refusal)),
+            Ok(message) => Ok(message),
+            Err(_) => Err(TalkError::Unexpected { expected: "message", got: "message of another kind" }),
+        }
+    }
+
+    /// Says no and why, and gives the peer a moment to read it.
+    pub(super) fn refuse(mut self, refusal: Refusal) -> TalkError {
+        if self.send(&Message::Refused(refusal.clone())).is_ok() {
+            // Closing with unread bytes would send a reset that can overtake the refusal, so they are
+            // read away until the peer closes.
+            let _ = self.stream.shutdown(Shutdown::Write);
+            self.allow(Duration::from_millis(200));
+            let mut scrap = [0; 4096];
+            while matches!(UntilDeadline(&mut self).read(&mut scrap), Ok(1..)) {}
+        }
+        TalkError::WeRefused(refusal)
+    }
+
+    /// Whether something can be received without waiting, be it only that the peer is gone.
+    pub(super) fn has_news(&self) -> bool {
+        !matches!(self.peek(), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+
+    /// Whether the peer has closed the connection.
+    pub(super) fn is_gone(&self) -> bool {
+        match self.peek() {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+
+    /// Whether the time allowed for the talk is over.
+    pub(super) fn is_late(&self) -> bool {
+        self.left().is_err()
+    }
+
+    fn peek(&self) -> std::io::Result<usize> {
+        self.stream.set_nonblocking(true)?;
+        let seen = self.stream.peek(&mut [0]);
+        self.stream.set_nonblocking(false)?;
+        seen
+    }
+
+    fn left(&self) -> Result<Duration, TalkError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        // Zero would mean "for ever" to the socket.
+        if left.is_zero() { Err(TalkError::TimedOut) } else { Ok(left.max(Duration::from_millis(1))) }
+    }
+}
+
+/// Reads from the talk's socket; a peer that sends one byte at a time does not win time by it.
+struct UntilDeadline<'a>(&'a mut Talk);
+
+impl Read for UntilDeadline<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let left = self.0.left().map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?;
+        self.0.stream.set_read_timeout(Some(left))?;
+        self.0.stream.read(into)
+    }
+}
+
+/// An unexpected message.
+pub(super) fn unexpected(expected: &'static str, got: &Message) -> TalkError {
+    TalkError::Unexpected { expected, got: got.name() }
+}
+
+/// An IPv4 address that came through an IPv6 socket, as plain IPv4.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    let ip = address.ip().to_canonical();
+    // Keeps the scope of a link-local IPv6 address.
+    if ip == address.ip() { address } else { SocketAddr::new(ip, address.port()) }
+}
+
+/// A name from a peer, fit for messages.
+pub(super) fn shown_name(name: &str) -> String {
+    shown(name, NAME_LIMIT_BYTES)
+}

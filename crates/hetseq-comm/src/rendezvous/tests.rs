@@ -1,0 +1,173 @@
+//! Meetings in which one party is played by hand, to misbehave in ways that `Group::join` never does.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread::{JoinHandle, sleep, spawn};
+
+use super::greeting::Party;
+use super::talk::{Hello, Message, Roster, Talk, TalkError};
+use super::*;
+use crate::{Group, Place, Rendezvous};
+
+fn place(rank: usize, world: usize, port: u16) -> Place {
+    let rendezvous = Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port };
+    Place { rank, world, rendezvous, source: "the test" }
+}
+
+fn join(rank: usize, world: usize, port: u16) -> JoinHandle<Result<Group, CommError>> {
+    let options = Options { join: Duration::from_secs(10), name: Some(format!("host{rank}")), ..Options::default() };
+    spawn(move || Group::join(&place(rank, world, port), &Identity::new(), &options))
+}
+
+/// A free port from the system; unlike a fixed one it is not used again soon.
+fn free_port() -> u16 {
+    TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap().local_addr().unwrap().port()
+}
+
+fn dial(port: u16) -> TcpStream {
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => return stream,
+            Err(_) => sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+/// Greets rank 0 as `rank` and says hello with `hello_rank`.
+fn sit_down(rank: usize, hello_rank: u64, world: u64, port: u16) -> Talk {
+    let mut talk = Talk::new(dial(port), HANDSHAKE).unwrap();
+    greeting::dial(&mut talk, &Party { rank, generation: 0, key: None }, 0).unwrap();
+    let hello = Hello {
+        rank: hello_rank,
+        world,
+        name: format!("raw{rank}"),
+        listener: Some("127.0.0.1:9".parse().unwrap()),
+        identity: Identity::new(),
+    };
+    talk.send(&Message::Hello(hello)).unwrap();
+    talk
+}
+
+fn roster(talk: &mut Talk) -> Roster {
+    match talk.receive().unwrap() {
+        Message::Roster(roster) => roster,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn reminds_after_two_seconds_then_every_ten() {
+    let start = Instant::now();
+    let mut reminder = Reminder::new(start);
+    let due: Vec<u64> = (0..30).filter(|s| reminder.is_due(start + Duration::from_secs(*s))).collect();
+    assert_eq!(due, [2, 12, 22]);
+}
+
+#[test]
+fn a_restarted_rank_takes_its_own_place() {
+    let port = free_port();
+    let zero = join(0, 3, port);
+    let first_life = sit_down(1, 1, 3, port);
+    sleep(Duration::from_millis(200));
+    drop(first_life);
+    let ranks = [zero, join(1, 3, port), join(2, 3, port)];
+    let groups = ranks.map(|rank| rank.join().unwrap().unwrap());
+    assert_eq!(groups[0].host(1), "host1");
+}
+
+#[test]
+fn a_rank_that_cannot_reach_another_ends_the_run_for_all() {
+    let port = free_port();
+    let (zero, one) = (join(0, 3, port), join(1, 3, port));
+    let mut two = sit_down(2, 2, 3, port);
+    let members = roster(&mut two).members;
+    assert_eq!(members[1].name, "host1");
+    // Rank 1 waits at its door; rank 2 gives up instead of coming.
+    two.send(&Message::Failed("cannot reach rank 1 (host1)".to_owned())).unwrap();
+    for rank in [zero, one] {
+        let text = rank.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains("rank 2 (raw2): cannot reach rank 1 (host1)"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_lost_before_the_start_ends_the_run_for_all() {
+    let port = free_port();
+    let (zero, one) = (join(0, 3, port), join(1, 3, port));
+    let mut two = sit_down(2, 2, 3, port);
+    roster(&mut two);
+    drop(two);
+    for rank in [zero, one] {
+        let text = rank.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains("rank 2 (raw2): it closed the connection"), "{text}");
+    }
+}
+
+#[test]
+fn a_door_between_ranks_opens_only_to_this_group() {
+    let port = free_port();
+    let (zero, one) = (join(0, 3, port), join(1, 3, port));
+    let mut two = sit_down(2, 2, 3, port);
+    let roster = roster(&mut two);
+    let door = roster.members[1].listener.unwrap();
+    let knock = |rank: usize, generation: u64| {
+        let mut talk = Talk::new(TcpStream::connect(door).unwrap(), HANDSHAKE).unwrap();
+        greeting::dial(&mut talk, &Party { rank, generation, key: None }, 1)?;
+        talk.receive().map(|message| (message, talk))
+    };
+    let earlier_run = knock(2, roster.generation ^ 1);
+    assert!(matches!(earlier_run, Err(TalkError::RefusedUs(refusal::Refusal::OtherGroup))));
+    let nobody = knock(7, roster.generation);
+    assert!(matches!(nobody, Err(TalkError::RefusedUs(refusal::Refusal::Taken { rank: 7, .. }))));
+    let (message, _link) = knock(2, roster.generation).unwrap();
+    assert_eq!(message, Message::Accepted);
+    two.send(&Message::Ready).unwrap();
+    assert_eq!(two.receive().unwrap(), Message::Start);
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
+fn odd_handshakes_are_turned_away_and_the_run_goes_on() {
+    let port = free_port();
+    let zero = join(0, 2, port);
+    // Claims one rank in the greeting and another in the hello.
+    let mut liar = sit_down(1, 0, 2, port);
+    assert!(matches!(liar.receive(), Err(TalkError::Closed)));
+    // A rank 0 that dials.
+    let mut twin = sit_down(0, 0, 2, port);
+    assert!(matches!(twin.receive(), Err(TalkError::RefusedUs(refusal::Refusal::Taken { .. }))));
+    // A message out of order.
+    let mut hasty = Talk::new(dial(port), HANDSHAKE).unwrap();
+    hasty.send(&Message::Start).unwrap();
+    assert!(matches!(hasty.receive(), Err(TalkError::Closed)));
+    // Another version of the protocol gets a frame back, from which it learns ours.
+    let mut stream = dial(port);
+    let mut header = crate::frame::Frame::control(crate::frame::Kind::Handshake, vec![0; 8]).header(0);
+    header[4] = 200;
+    stream.write_all(&header).unwrap();
+    stream.write_all(&[0; 8]).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer[4], crate::frame::PROTOCOL);
+    join(1, 2, port).join().unwrap().unwrap();
+    zero.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_slow_talker_does_not_win_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let dripping = spawn(move || {
+        while slow.write_all(b"H").is_ok() {
+            sleep(Duration::from_millis(20));
+        }
+    });
+    let start = Instant::now();
+    let mut talk = Talk::new(stream, Duration::from_millis(200)).unwrap();
+    assert!(matches!(talk.receive(), Err(TalkError::TimedOut)));
+    assert!(start.elapsed() < Duration::from_secs(1));
+    drop(talk);
+    dripping.join().unwrap();
+}

@@ -1,0 +1,141 @@
+//! Listening and dialling: which address, which interface, which port.
+//!
+//! Thin over `socket2`; no protocol. Called by `rendezvous/`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::error::CommError;
+use crate::options::Options;
+
+/// Enough for every rank of a large run to arrive in the same instant.
+const BACKLOG: i32 = 1024;
+
+/// The address to bind to, if the options name an interface or address.
+pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> {
+    let Some(wanted) = options.interface.as_deref() else { return Ok(None) };
+    let bare = wanted.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(ip) = bare.parse() {
+        return Ok(Some(ip));
+    }
+    let source = |source| CommError::System { what: "list its network interfaces", source };
+    let interfaces = if_addrs::get_if_addrs().map_err(source)?;
+    let named = interfaces.iter().filter(|interface| interface.name == wanted);
+    // An interface may have several addresses. IPv4 first, as the one that most clusters route; a
+    // link-local one last, as it needs a scope that means nothing on another machine.
+    let best = named.map(|interface| interface.ip()).min_by_key(|ip| match ip {
+        IpAddr::V4(ip) => u8::from(ip.is_link_local()) * 2,
+        IpAddr::V6(ip) => 1 + u8::from(ip.is_unicast_link_local()) * 2,
+    });
+    let available = || {
+        let listed = interfaces.iter().map(|i| format!("{} ({})", i.name, i.ip()));
+        listed.collect::<Vec<_>>().join(", ")
+    };
+    best.map(Some).ok_or_else(|| CommError::NoInterface { wanted: wanted.to_owned(), available: available() })
+}
+
+/// Rank 0's listener on the rendezvous port.
+pub(crate) fn listen_at(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, CommError> {
+    listen(ip, port).map_err(|(address, source)| match source.kind() {
+        std::io::ErrorKind::AddrInUse => CommError::AddressInUse { address: address.to_string() },
+        _ => CommError::Listen { address: address.to_string(), source },
+    })
+}
+
+/// The listener for connections between ranks, on any allowed port.
+pub(crate) fn listen_anywhere(ip: Option<IpAddr>, options: &Options) -> Result<TcpListener, CommError> {
+    let ports = options.ports.clone().unwrap_or(0..=0);
+    let (first, last) = (*ports.start(), *ports.end());
+    for port in ports {
+        match listen(ip, port) {
+            Ok(listener) => return Ok(listener),
+            Err((_, source)) if source.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err((address, source)) => {
+                return Err(CommError::Listen { address: address.to_string(), source });
+            }
+        }
+    }
+    Err(CommError::NoFreePort { first, last })
+}
+
+/// Without an address: all of them, IPv6 and IPv4 through one socket where the system can.
+fn listen(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, (SocketAddr, std::io::Error)> {
+    let any6 = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    let any4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+    let on = |address: SocketAddr| listen_on(address).map_err(|source| (address, source));
+    match ip {
+        Some(ip) => on(SocketAddr::new(ip, port)),
+        None => on(any6).or_else(|(address, source)| match source.kind() {
+            // A taken port is taken: retrying with IPv4 could split the ranks over two programs.
+            std::io::ErrorKind::AddrInUse | std::io::ErrorKind::PermissionDenied => Err((address, source)),
+            _ => on(any4),
+        }),
+    }
+}
+
+fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        socket.set_only_v6(false)?;
+    }
+    // On Unix this only lets a restarted run have the port although old connections linger; elsewhere
+    // it would let two programs share the port.
+    #[cfg(unix)]
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Connects from the chosen interface, if any, within `limit`.
+pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+    if let Some(ip) = from.filter(|ip| ip.is_ipv4() == to.is_ipv4()) {
+        socket.bind(&SocketAddr::new(ip, 0).into())?;
+    }
+    // Zero is not a valid limit.
+    socket.connect_timeout(&to.into(), limit.max(Duration::from_millis(1)))?;
+    let stream = TcpStream::from(socket);
+    // Dialling a free local port can meet itself, when the system picks that very port as the source.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(std::io::ErrorKind::ConnectionRefused.into());
+    }
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_interface(interface: &str) -> Options {
+        Options { interface: Some(interface.to_owned()), ..Options::default() }
+    }
+
+    #[test]
+    fn an_interface_is_a_name_or_an_address() {
+        let loopback: IpAddr = "127.0.0.1".parse().unwrap();
+        assert_eq!(chosen_ip(&Options::default()).unwrap(), None);
+        assert_eq!(chosen_ip(&with_interface("127.0.0.1")).unwrap(), Some(loopback));
+        assert_eq!(chosen_ip(&with_interface("[::1]")).unwrap(), Some("::1".parse().unwrap()));
+        let all = if_addrs::get_if_addrs().unwrap();
+        if let Some(interface) = all.iter().find(|i| i.ip() == loopback) {
+            assert_eq!(chosen_ip(&with_interface(&interface.name)).unwrap(), Some(loopback));
+        }
+        let error = chosen_ip(&with_interface("ib77")).unwrap_err().to_string();
+        assert!(error.contains("ib77") && error.contains("127.0.0.1"), "{error}");
+    }
+
+    #[test]
+    fn a_taken_port_is_named() {
+        let ip = Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let taken = listen_at(ip, 0).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let error = listen_at(ip, port).unwrap_err();
+        assert!(matches!(&error, CommError::AddressInUse { address } if address.ends_with(&port.to_string())));
+        let options = Options { ports: Some(port..=port), ..Options::default() };
+        assert!(matches!(listen_anywhere(ip, &options), Err(CommError::NoFreePort { .. })));
+    }
+}

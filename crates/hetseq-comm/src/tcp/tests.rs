@@ -1,0 +1,153 @@
+//! A real link against a peer that is played by hand, byte by byte.
+
+use std::io::Read;
+use std::net::TcpListener;
+
+use super::*;
+use crate::frame::read_frame;
+use crate::mesh::Mesh;
+use crate::reduce;
+
+const GENERATION: u64 = 77;
+
+/// Rank 0 of a world of two, and the bare socket of rank 1.
+fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let bell = Arc::<Bell>::default();
+    let link = link(stream, GENERATION, &bell, options).unwrap();
+    let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
+    let mut mesh = Mesh::new(0, GENERATION, hosts, vec![None, Some(link)], bell, options);
+    mesh.context = "update 7".to_owned();
+    (mesh, socket)
+}
+
+fn short(silence: u64, progress: u64) -> Options {
+    Options { silence: Duration::from_millis(silence), progress: Duration::from_millis(progress), ..Options::default() }
+}
+
+fn bytes_of(frame: &Frame, generation: u64) -> Vec<u8> {
+    [&frame.header(generation)[..], &frame.payload].concat()
+}
+
+/// What rank 0's barrier says when the peer sends these bytes.
+fn barrier_after(bytes: &[u8]) -> String {
+    let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
+    socket.write_all(bytes).unwrap();
+    let text = reduce::barrier(&mut mesh).unwrap_err().to_string();
+    assert!(text.starts_with("rank 1 (beta)"), "{text}");
+    assert!(text.contains("during barrier at update 7"), "{text}");
+    text
+}
+
+#[test]
+fn a_silent_peer_is_named_with_its_silence() {
+    let (mut mesh, _socket) = rank_and_socket(&short(150, 60_000));
+    let start = Instant::now();
+    let text = reduce::barrier(&mut mesh).unwrap_err().to_string();
+    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.15 s during barrier at update 7"), "{text}");
+}
+
+#[test]
+fn a_peer_that_only_beats_makes_no_progress() {
+    let (mut mesh, mut socket) = rank_and_socket(&short(150, 400));
+    let beating = std::thread::spawn(move || {
+        let beat = bytes_of(&Frame::control(Kind::Heartbeat, Vec::new()), GENERATION);
+        while socket.write_all(&beat).is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let error = reduce::barrier(&mut mesh).unwrap_err();
+    assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{error}");
+    drop(mesh);
+    beating.join().unwrap();
+}
+
+#[test]
+fn an_idle_link_beats() {
+    let (_mesh, mut socket) = rank_and_socket(&short(100, 1_000));
+    let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
+    for _ in 0..3 {
+        assert_eq!(read_frame(&mut socket, accept).unwrap().kind, Kind::Heartbeat);
+    }
+}
+
+#[test]
+fn what_is_not_a_frame_for_this_group_is_named() {
+    let frame = Frame { kind: Kind::Barrier, last: true, sequence: 1, payload: Vec::new() };
+    assert!(barrier_after(&bytes_of(&frame, 76)).contains("another or earlier run"));
+    assert!(barrier_after(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").contains("not the hetseq protocol"));
+    let mut bytes = bytes_of(&frame, GENERATION);
+    bytes[24..28].copy_from_slice(&(FRAME_LIMIT_BYTES as u32 + 1).to_le_bytes());
+    assert!(barrier_after(&bytes).contains("the limit is 67108864"));
+    let mut bytes = bytes_of(&frame, GENERATION);
+    bytes[4] = 9;
+    assert!(barrier_after(&bytes).contains("protocol version 9"));
+    let handshake = Frame::control(Kind::Handshake, Vec::new());
+    assert!(barrier_after(&bytes_of(&handshake, GENERATION)).contains("handshake frame"));
+    // A barrier carries nothing; a peer that fills it cannot make us collect it.
+    let stuffed = Frame { payload: vec![1; 100], ..frame };
+    assert!(barrier_after(&bytes_of(&stuffed, GENERATION)).contains("the limit is 0"));
+}
+
+#[test]
+fn a_closed_or_cut_connection_is_a_peer_that_left() {
+    let frame = Frame { kind: Kind::Agree, last: true, sequence: 1, payload: vec![1; 10] };
+    let bytes = bytes_of(&frame, GENERATION);
+    for (sent, expected) in [(0, "without a goodbye"), (40, "in the middle of a frame")] {
+        let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
+        socket.write_all(&bytes[..sent]).unwrap();
+        socket.shutdown(Shutdown::Write).unwrap();
+        let text = reduce::agree(&mut mesh, b"x").unwrap_err().to_string();
+        assert!(text.starts_with("rank 1 (beta) left during agree at update 7"), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_failed_rank_tells_why_it_leaves() {
+    let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
+    let wrong = Frame { kind: Kind::Agree, last: true, sequence: 1, payload: Vec::new() };
+    socket.write_all(&bytes_of(&wrong, GENERATION)).unwrap();
+    reduce::barrier(&mut mesh).unwrap_err();
+    let leaving = std::thread::spawn(move || drop(mesh));
+    let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
+    let last = loop {
+        let frame = read_frame(&mut socket, accept).unwrap();
+        if frame.kind == Kind::Abort {
+            break String::from_utf8(frame.payload).unwrap();
+        }
+    };
+    assert!(last.contains("is in agree (operation 1) while this rank is in barrier"), "{last}");
+    drop(socket);
+    leaving.join().unwrap();
+}
+
+#[test]
+fn a_fast_sender_is_held_back_not_buffered() {
+    let (mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
+    let payload = vec![0; crate::frame::CHUNK_BYTES];
+    let bytes = bytes_of(&Frame { kind: Kind::Agree, last: false, sequence: 1, payload }, GENERATION);
+    socket.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let sent = (0..200).take_while(|_| socket.write_all(&bytes).is_ok()).count();
+    // The lane holds 4, the rest sits in the system's socket buffers.
+    assert!(sent < 100, "took {sent} MiB from a rank that nobody reads");
+    drop(socket);
+    drop(mesh);
+}
+
+#[test]
+fn a_goodbye_is_answered_at_once() {
+    let (mut mesh, mut socket) = rank_and_socket(&Options::default());
+    let peer = std::thread::spawn(move || {
+        let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
+        while read_frame(&mut socket, accept).unwrap().kind != Kind::Goodbye {}
+        assert_eq!(socket.read(&mut [0; 8]).unwrap(), 0);
+    });
+    let start = Instant::now();
+    mesh.part(End::Goodbye);
+    assert!(start.elapsed() < Duration::from_secs(1));
+    peer.join().unwrap();
+}

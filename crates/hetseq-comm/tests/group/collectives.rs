@@ -1,0 +1,177 @@
+//! Sums and copies are exact and equal on all ranks, whatever the engine, world and length.
+
+use hetseq_comm::{CommError, Group, Shards};
+
+use crate::ranks::{ENGINES, Engine, groups, on_each, options};
+
+/// Values whose sum depends on the order of addition.
+fn values(rank: usize, len: usize) -> Vec<f32> {
+    let mut state = 0x9e37_79b9_u32.wrapping_mul(rank as u32 + 1);
+    let mut next = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let magnitude = 10f32.powi((state >> 28) as i32 - 8);
+        ((state >> 8) as f32 / 8_388_608.0 - 1.0) * magnitude
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn sum_in_rank_order(world: usize, len: usize) -> Vec<f32> {
+    let mut sum = values(0, len);
+    for rank in 1..world {
+        sum.iter_mut().zip(values(rank, len)).for_each(|(total, value)| *total += value);
+    }
+    sum
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn all_reduced(groups: Vec<Group>, shards: &Shards, len: usize) -> Vec<Vec<f32>> {
+    on_each(groups, |mut group| {
+        let mut data = values(group.rank(), len);
+        group.reduce_scatter(&mut data, shards).unwrap();
+        let mine = shards.of(group.rank());
+        // What is not ours is unspecified; make sure that nobody relies on it.
+        data.iter_mut().enumerate().filter(|(i, _)| !mine.contains(i)).for_each(|(_, v)| *v = f32::NAN);
+        group.all_gather(&mut data, shards).unwrap();
+        group.close();
+        data
+    })
+}
+
+#[test]
+fn reduced_sums_are_exact_and_equal_on_all_ranks() {
+    for engine in ENGINES {
+        for world in 1..=5 {
+            // Shorter than the world, odd, and longer than a frame.
+            for len in [0, 1, 2, 3, 7, 1_001, 800_003] {
+                let groups = groups(engine, world, options);
+                let expected = bits(&sum_in_rank_order(world, len));
+                for data in all_reduced(groups, &Shards::even(len, world), len) {
+                    assert!(bits(&data) == expected, "{engine:?}, world {world}, length {len}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weighted_shards_change_the_owner_but_not_the_sum() {
+    let len = 900_001;
+    for engine in ENGINES {
+        let shards = Shards::weighted(len, &[0.0, 3.0, 0.0, 1.0]);
+        let expected = bits(&sum_in_rank_order(4, len));
+        for data in all_reduced(groups(engine, 4, options), &shards, len) {
+            assert!(bits(&data) == expected, "{engine:?}");
+        }
+    }
+}
+
+#[test]
+fn negative_zero_survives() {
+    let sums = on_each(groups(Engine::Local, 2, options), |mut group| {
+        let mut data = [-0.0];
+        group.reduce_scatter(&mut data, &Shards::even(1, 2)).unwrap();
+        (group.rank() == 1).then(|| data[0].to_bits())
+    });
+    assert_eq!(sums, [None, Some((-0.0f32).to_bits())]);
+}
+
+#[test]
+fn agree_returns_every_rank_in_order() {
+    for engine in ENGINES {
+        for world in 1..=4 {
+            // Empty, short, and several frames long.
+            let mine = |rank: usize| vec![rank as u8; [0, 5, 3_000_000, 1 << 20][rank]];
+            let expected: Vec<_> = (0..world).map(mine).collect();
+            for got in on_each(groups(engine, world, options), |mut group| {
+                let got = group.agree(&mine(group.rank())).unwrap();
+                group.close();
+                got
+            }) {
+                assert!(got == expected, "{engine:?}, world {world}");
+            }
+        }
+    }
+}
+
+#[test]
+fn broadcasts_reach_everybody_from_any_root() {
+    for engine in ENGINES {
+        on_each(groups(engine, 3, options), |mut group| {
+            for root in 0..3 {
+                for len in [0, 1, 262_144, 600_000] {
+                    let mut data = values(group.rank(), len);
+                    group.broadcast(root, &mut data).unwrap();
+                    assert!(bits(&data) == bits(&values(root, len)), "{engine:?}, root {root}");
+                    let mine = vec![group.rank() as u8; len * 4];
+                    assert!(group.broadcast_bytes(root, mine).unwrap() == vec![root as u8; len * 4]);
+                }
+                group.barrier().unwrap();
+            }
+            group.close();
+        });
+    }
+}
+
+#[test]
+fn large_vectors_in_both_directions_do_not_lock_up() {
+    let len = 12_000_000;
+    for engine in ENGINES {
+        on_each(groups(engine, 2, options), |mut group| {
+            let mut data = vec![1.0; len];
+            let shards = Shards::even(len, 2);
+            group.reduce_scatter(&mut data, &shards).unwrap();
+            group.all_gather(&mut data, &shards).unwrap();
+            assert!(data.iter().all(|value| *value == 2.0));
+            group.close();
+        });
+    }
+}
+
+#[test]
+fn ranks_may_be_unequally_fast() {
+    for engine in ENGINES {
+        on_each(groups(engine, 4, options), |mut group| {
+            for update in 0..200 {
+                if (update + group.rank()) % 50 == 0 {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                group.agree(&[group.rank() as u8]).unwrap();
+                let mut data = [1.0; 10];
+                group.reduce_scatter(&mut data, &Shards::even(10, 4)).unwrap();
+                group.broadcast(update % 4, &mut data).unwrap();
+            }
+            group.close();
+        });
+    }
+}
+
+#[test]
+fn alone_needs_nobody() {
+    let mut group = Group::alone();
+    assert_eq!((group.rank(), group.world(), group.generation()), (0, 1, 0));
+    assert!(!group.host(0).is_empty());
+    let mut data = vec![1.0, 2.0];
+    let shards = Shards::even(2, 1);
+    group.reduce_scatter(&mut data, &shards).unwrap();
+    group.all_gather(&mut data, &shards).unwrap();
+    group.broadcast(0, &mut data).unwrap();
+    assert_eq!(data, [1.0, 2.0]);
+    assert_eq!(group.agree(b"me").unwrap(), [b"me".to_vec()]);
+    assert_eq!(group.broadcast_bytes(0, vec![7]).unwrap(), [7]);
+    group.barrier().unwrap();
+    group.close();
+}
+
+#[test]
+fn wrong_arguments_are_refused_before_anything_is_sent() {
+    let mut group = Group::alone();
+    let misused = |result: Result<(), CommError>| matches!(result, Err(CommError::Misuse { .. }));
+    assert!(misused(group.reduce_scatter(&mut [0.0; 3], &Shards::even(4, 1))));
+    assert!(misused(group.all_gather(&mut [0.0; 4], &Shards::even(4, 2))));
+    assert!(misused(group.broadcast(1, &mut [0.0])));
+    assert!(misused(group.broadcast_bytes(9, Vec::new()).map(|_| ())));
+    group.barrier().unwrap();
+}

@@ -1,0 +1,9 @@
+//! The public interface over both engines: collectives, meeting, and failing.
+
+// Clippy's exception for tests does not reach functions beside the tests.
+#![allow(clippy::unwrap_used)]
+
+mod collectives;
+mod failure;
+mod meeting;
+mod ranks;
