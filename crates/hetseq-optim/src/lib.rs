@@ -1,0 +1,41 @@
+//! Host optimizers and schedules over ranges of a flat, named parameter layout.
+//!
+//! An update reads top to bottom: a [`Layout`] names the ranges of one flat `f32` buffer, the
+//! gradient in that buffer is measured and clipped ([`global_norm`], [`clip_factor`]), the learning
+//! rate of the update comes from a pure function ([`lr`]), and the [`Optimizer`] applies it.
+//!
+//! Nothing here knows tensors, devices, ranks or files. The trainer calls it; the checkpoint writer
+//! takes the optimizer's state as named slices and scalars.
+//!
+//! Replicas must stay bit-identical, so every result is independent of the number of threads and of
+//! the instruction set: the loops over elements use only + - * / and square root, all correctly
+//! rounded by IEEE 754 and never fused; everything else is scalar `f64` in a fixed order, with `pow`
+//! and `cos` from a portable library rather than from the platform's.
+//!
+//! ```
+//! use hetseq_optim::{Layout, Optimizer, OptimizerConfig, ScheduleConfig, clip_factor, global_norm, lr};
+//!
+//! let layout = Layout::new([("w".to_owned(), vec![2, 2]), ("bias".to_owned(), vec![2])])?;
+//! let mut optimizer = Optimizer::new(&OptimizerConfig::default(), &layout)?;
+//! let mut parameters = vec![1.0; layout.len()];
+//! for update in 0..3 {
+//!     let gradients = parameters.clone(); // of half the sum of squares
+//!     let scale = clip_factor(global_norm(&gradients), Some(1.0));
+//!     let rate = lr(&ScheduleConfig::default(), 0.1, 3, update);
+//!     optimizer.step(&mut parameters, &gradients, scale, rate as f32);
+//! }
+//! assert!(parameters.iter().all(|p| *p < 1.0));
+//! # Ok::<(), hetseq_optim::OptimError>(())
+//! ```
+
+mod error;
+mod layout;
+mod norm;
+mod optimizer;
+mod schedule;
+
+pub use error::OptimError;
+pub use layout::{Entry, Layout, decays};
+pub use norm::{clip_factor, global_norm};
+pub use optimizer::{Optimizer, OptimizerConfig, OptimizerName};
+pub use schedule::{ScheduleConfig, ScheduleKind, lr};

@@ -1,0 +1,132 @@
+//! The loops over elements, one pass each, and the scalars they take.
+//!
+//! Scalars are computed in `f64` and rounded once. The loops use + - * / and square root in `f32`,
+//! which IEEE 754 rounds correctly everywhere, and never `mul_add`: fused and unfused machines would
+//! disagree. Called by the optimizer's step only.
+//!
+//! The algebra is that of `torch.optim`, weight decay included. A parameter without decay goes through
+//! the same loop with a decay of 0 (or a factor of 1), which leaves every finite value as it is; the
+//! loops wait for memory, not for that multiplication.
+
+use super::{OptimizerConfig, OptimizerName};
+
+/// The scalars of one step for decaying and for other parameters.
+pub(super) struct Pair<S> {
+    with_decay: S,
+    without: S,
+}
+
+impl<S> Pair<S> {
+    fn new(weight_decay: f64, scalars: impl Fn(f64) -> S) -> Pair<S> {
+        Pair { with_decay: scalars(weight_decay), without: scalars(0.0) }
+    }
+
+    pub(super) fn of(&self, decays: bool) -> &S {
+        if decays { &self.with_decay } else { &self.without }
+    }
+}
+
+pub(super) struct SgdScalars {
+    scale: f32,
+    l2: f32,
+    momentum: f32,
+    nesterov: bool,
+    lr: f32,
+}
+
+impl SgdScalars {
+    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> Pair<SgdScalars> {
+        Pair::new(config.weight_decay, |weight_decay| SgdScalars {
+            scale,
+            l2: weight_decay as f32,
+            momentum: config.momentum,
+            nesterov: config.nesterov,
+            lr,
+        })
+    }
+}
+
+pub(super) struct AdamScalars {
+    scale: f32,
+    /// Coupled decay, part of the gradient (Adam).
+    l2: f32,
+    /// Decoupled decay, a factor of the parameter (AdamW).
+    keep: f32,
+    beta1: f32,
+    one_minus_beta1: f32,
+    beta2: f32,
+    one_minus_beta2: f32,
+    bias2_sqrt: f32,
+    eps: f32,
+    step_size: f32,
+}
+
+impl AdamScalars {
+    pub(super) fn pair(config: &OptimizerConfig, beta_powers: [f64; 2], scale: f32, lr: f32) -> Pair<AdamScalars> {
+        let lr = f64::from(lr);
+        let [beta1, beta2] = config.betas;
+        let [bias1, bias2] = beta_powers.map(|power| 1.0 - power);
+        Pair::new(config.weight_decay, |weight_decay| {
+            let (l2, keep) = match config.name {
+                OptimizerName::AdamW => (0.0, 1.0 - lr * weight_decay),
+                _ => (weight_decay, 1.0),
+            };
+            AdamScalars {
+                scale,
+                l2: l2 as f32,
+                keep: keep as f32,
+                beta1: beta1 as f32,
+                one_minus_beta1: (1.0 - beta1) as f32,
+                beta2: beta2 as f32,
+                one_minus_beta2: (1.0 - beta2) as f32,
+                bias2_sqrt: bias2.sqrt() as f32,
+                eps: config.eps as f32,
+                step_size: (lr / bias1) as f32,
+            }
+        })
+    }
+}
+
+// `inline(never)`: as arguments of a function the slices are known not to overlap, so the loops are
+// vectorised without run-time checks. The call is paid once per stretch of thousands of elements.
+
+#[inline(never)]
+pub(super) fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) {
+    for (p, g) in p.iter_mut().zip(g) {
+        let grad = *g * s.scale + *p * s.l2;
+        *p -= s.lr * grad;
+    }
+}
+
+/// The buffer starts at 0, so the first step sets it to the gradient, as PyTorch does by a copy.
+#[inline(never)]
+pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScalars) {
+    if s.nesterov {
+        for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
+            let grad = *g * s.scale + *p * s.l2;
+            *b = *b * s.momentum + grad;
+            *p -= s.lr * (grad + *b * s.momentum);
+        }
+    } else {
+        for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
+            let grad = *g * s.scale + *p * s.l2;
+            *b = *b * s.momentum + grad;
+            *p -= s.lr * *b;
+        }
+    }
+}
+
+/// Adam and AdamW.
+///
+/// The first moment is `beta1 m + (1 - beta1) g` where PyTorch writes `m + (1 - beta1)(g - m)`: equal
+/// but for rounding, and exactly `g` for `beta1 = 0`.
+#[inline(never)]
+pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamScalars) {
+    for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
+        let grad = *g * s.scale + *p * s.l2;
+        *m = *m * s.beta1 + grad * s.one_minus_beta1;
+        *v = *v * s.beta2 + grad * grad * s.one_minus_beta2;
+        let denominator = v.sqrt() / s.bias2_sqrt + s.eps;
+        *p = *p * s.keep - s.step_size * *m / denominator;
+    }
+}

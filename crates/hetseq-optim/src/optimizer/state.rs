@@ -1,0 +1,124 @@
+//! The optimizer's state as named slices and scalars, out and back in, for exact resume.
+//!
+//! Names are PyTorch's. How they are stored is the checkpoint's business; the scalars must come back
+//! with the same bits.
+
+use std::collections::BTreeMap;
+
+use super::{Moments, Optimizer};
+use crate::{OptimError, OptimizerName};
+
+const MOMENTUM: &str = "momentum_buffer";
+const FIRST: &str = "exp_avg";
+const SECOND: &str = "exp_avg_sq";
+const STEP: &str = "step";
+const POWERS: [&str; 2] = ["beta1_power", "beta2_power"];
+
+/// Steps are stored as `f64`, which counts exactly up to here.
+const MAX_STEPS: f64 = 9_007_199_254_740_992.0;
+
+impl Optimizer {
+    /// The moments, each as long as the layout: `momentum_buffer` for SGD with momentum, `exp_avg` and
+    /// `exp_avg_sq` for Adam and AdamW, none for plain SGD.
+    pub fn state(&self) -> Vec<(String, &[f32])> {
+        match &self.moments {
+            Moments::None => Vec::new(),
+            Moments::Momentum { buffer } => vec![(MOMENTUM.into(), buffer)],
+            Moments::Adam { exp_avg, exp_avg_sq } => vec![(FIRST.into(), exp_avg), (SECOND.into(), exp_avg_sq)],
+        }
+    }
+
+    /// `step`, and for Adam and AdamW the running powers `beta1_power` and `beta2_power`.
+    pub fn scalars(&self) -> BTreeMap<String, f64> {
+        let mut scalars = BTreeMap::from([(STEP.to_owned(), self.steps as f64)]);
+        if self.has_powers() {
+            scalars.extend(POWERS.map(String::from).into_iter().zip(self.beta_powers));
+        }
+        scalars
+    }
+
+    /// Takes over what [`state`](Self::state) and [`scalars`](Self::scalars) gave, in any order; later
+    /// steps are then bit for bit those of the run that was saved. On an error nothing has changed.
+    pub fn restore(
+        &mut self,
+        slots: Vec<(String, Vec<f32>)>,
+        scalars: BTreeMap<String, f64>,
+    ) -> Result<(), OptimError> {
+        let (steps, beta_powers) = self.checked_scalars(&scalars)?;
+        let moments = self.checked_moments(slots)?;
+        self.steps = steps;
+        self.beta_powers = beta_powers;
+        self.moments = moments;
+        Ok(())
+    }
+
+    fn has_powers(&self) -> bool {
+        self.config.name != OptimizerName::Sgd
+    }
+
+    fn checked_scalars(&self, scalars: &BTreeMap<String, f64>) -> Result<(u64, [f64; 2]), OptimError> {
+        let powers: &[&str] = if self.has_powers() { &POWERS } else { &[] };
+        let used = [&[STEP], powers].concat();
+        if let Some(name) = scalars.keys().find(|name| !used.contains(&name.as_str())) {
+            return Err(self.unknown(name.clone(), &used));
+        }
+        let value = |name: &'static str| {
+            let found = scalars.get(name).copied();
+            found.ok_or_else(|| self.missing(name))
+        };
+        let refuse = |name: &str, value, rule| Err(OptimError::StateScalar { name: name.into(), value, rule });
+
+        let step = value(STEP)?;
+        if !((0.0..=MAX_STEPS).contains(&step) && step.fract() == 0.0) {
+            return refuse(STEP, step, "a whole number of updates");
+        }
+        let mut beta_powers = [1.0; 2];
+        for (power, name) in beta_powers.iter_mut().zip(powers) {
+            *power = value(name)?;
+            // A power of 1 after a step would divide by a bias correction of 0.
+            let fits = if step == 0.0 { *power == 1.0 } else { (0.0..1.0).contains(power) };
+            if !fits {
+                let rule = "1 before the first update, and at least 0 and below 1 after it";
+                return refuse(name, *power, rule);
+            }
+        }
+        Ok((step as u64, beta_powers))
+    }
+
+    fn checked_moments(&self, slots: Vec<(String, Vec<f32>)>) -> Result<Moments, OptimError> {
+        let used: &[&str] = match self.moments {
+            Moments::None => &[],
+            Moments::Momentum { .. } => &[MOMENTUM],
+            Moments::Adam { .. } => &[FIRST, SECOND],
+        };
+        let expected = self.decay.len();
+        let mut found = BTreeMap::new();
+        for (name, values) in slots {
+            if !used.contains(&name.as_str()) {
+                return Err(self.unknown(name, used));
+            }
+            if values.len() != expected {
+                return Err(OptimError::StateLength { name, expected, found: values.len() });
+            }
+            if found.contains_key(&name) {
+                return Err(OptimError::DuplicateState { name });
+            }
+            found.insert(name, values);
+        }
+        let mut take = |name| found.remove(name).ok_or_else(|| self.missing(name));
+        Ok(match self.moments {
+            Moments::None => Moments::None,
+            Moments::Momentum { .. } => Moments::Momentum { buffer: take(MOMENTUM)? },
+            Moments::Adam { .. } => Moments::Adam { exp_avg: take(FIRST)?, exp_avg_sq: take(SECOND)? },
+        })
+    }
+
+    fn missing(&self, name: &str) -> OptimError {
+        OptimError::MissingState { name: name.into(), optimizer: self.config.name.as_str() }
+    }
+
+    fn unknown(&self, name: String, used: &[&str]) -> OptimError {
+        let used = if used.is_empty() { "none".into() } else { used.join(", ") };
+        OptimError::UnknownState { name, optimizer: self.config.name.as_str(), used }
+    }
+}

@@ -1,0 +1,241 @@
+//! What holds for every optimizer: threads, ranges and resuming change no bit; mistakes are named.
+//! That the numbers are PyTorch's is tested in `tests/golden`.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Every update rule with every option that takes another path through the code.
+fn configs() -> Vec<OptimizerConfig> {
+    let base = OptimizerConfig { weight_decay: 0.01, ..OptimizerConfig::default() };
+    let named = |name| OptimizerConfig { name, ..base.clone() };
+    let sgd = named(OptimizerName::Sgd);
+    vec![
+        OptimizerConfig { momentum: 0.0, ..sgd.clone() },
+        OptimizerConfig { nesterov: true, ..sgd.clone() },
+        sgd,
+        named(OptimizerName::Adam),
+        named(OptimizerName::AdamW),
+    ]
+}
+
+/// Several chunks long, with parameter borders inside chunks and chunk borders inside parameters.
+fn layout() -> Layout {
+    let shapes: [(&str, &[usize]); 5] = [
+        ("embed.weight", &[300, 100]),
+        ("norm.gamma", &[100]),
+        ("dense.weight", &[500, 100]),
+        ("dense.bias", &[501]),
+        ("out.weight", &[333, 100]),
+    ];
+    Layout::new(shapes.map(|(n, s)| (n.to_owned(), s.to_vec()))).unwrap()
+}
+
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+fn owned_state(optimizer: &Optimizer) -> Vec<(String, Vec<f32>)> {
+    let state = optimizer.state().into_iter();
+    state.map(|(name, s)| (name, s.to_vec())).collect()
+}
+
+/// Parameters and moments after some steps.
+fn train(optimizer: &mut Optimizer, parameters: &mut [f32], updates: Range<u32>) {
+    for update in updates {
+        let gradients = noise(parameters.len(), 100 + update);
+        optimizer.step(parameters, &gradients, 0.7, 0.01);
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let layout = layout();
+    for config in configs() {
+        let run = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let mut optimizer = Optimizer::new(&config, &layout).unwrap();
+                let mut parameters = noise(layout.len(), 1);
+                train(&mut optimizer, &mut parameters, 0..4);
+                let moments = owned_state(&optimizer);
+                (bits(&parameters), moments)
+            })
+        };
+        let one = run(1);
+        for threads in [2, 3, 7] {
+            assert!(run(threads) == one, "{config:?} on {threads} threads");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_split_into_ranges_equals_one_step(
+        which in 0usize..5,
+        mut cuts in prop::collection::vec(0usize..=layout().len(), 0..6),
+    ) {
+        let (config, layout) = (&configs()[which], layout());
+        let len = layout.len();
+        cuts.extend([0, len]);
+        cuts.sort_unstable();
+        let mut whole = Optimizer::new(config, &layout).unwrap();
+        let mut split = Optimizer::new(config, &layout).unwrap();
+        let mut expected = noise(len, 1);
+        let mut found = expected.clone();
+        for update in 0..2 {
+            let gradients = noise(len, 100 + update);
+            whole.step(&mut expected, &gradients, 0.7, 0.01);
+            split.begin_step();
+            for cut in cuts.windows(2).rev() {
+                let range = cut[0]..cut[1];
+                let part = &mut found[range.clone()];
+                split.step_range(range.clone(), part, &gradients[range], 0.7, 0.01);
+            }
+        }
+        prop_assert_eq!(bits(&found), bits(&expected));
+        prop_assert_eq!(owned_state(&split), owned_state(&whole));
+    }
+}
+
+#[test]
+fn a_resumed_run_goes_on_bit_for_bit() {
+    let layout = layout();
+    for config in configs() {
+        let mut through = Optimizer::new(&config, &layout).unwrap();
+        let mut expected = noise(layout.len(), 1);
+        train(&mut through, &mut expected, 0..3);
+
+        let mut found = expected.clone();
+        let mut resumed = Optimizer::new(&config, &layout).unwrap();
+        let mut slots = owned_state(&through);
+        slots.reverse();
+        resumed.restore(slots, through.scalars()).unwrap();
+
+        train(&mut through, &mut expected, 3..6);
+        train(&mut resumed, &mut found, 3..6);
+        assert_eq!(bits(&found), bits(&expected), "{config:?}");
+        assert_eq!(resumed.steps(), 6);
+        assert_eq!(resumed.scalars(), through.scalars());
+    }
+}
+
+#[test]
+fn a_state_before_the_first_step_restores() {
+    let layout = layout();
+    for config in configs() {
+        let fresh = Optimizer::new(&config, &layout).unwrap();
+        let mut other = Optimizer::new(&config, &layout).unwrap();
+        other.restore(owned_state(&fresh), fresh.scalars()).unwrap();
+        assert_eq!(other.steps(), 0);
+    }
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    let layout = Layout::new([("w".to_owned(), vec![2, 2])]).unwrap();
+    let mut adam = Optimizer::new(&OptimizerConfig::default(), &layout).unwrap();
+    adam.step(&mut [1.0; 4], &[1.0; 4], 1.0, 0.1);
+    let (slots, scalars) = (owned_state(&adam), adam.scalars());
+
+    let slot = |name: &str, len| (name.to_owned(), vec![9.0; len]);
+    let missing = adam.restore(vec![slot("exp_avg", 4)], scalars.clone());
+    assert!(matches!(missing, Err(OptimError::MissingState { name, .. }) if name == "exp_avg_sq"));
+    let short = adam.restore(vec![slot("exp_avg", 4), slot("exp_avg_sq", 3)], scalars.clone());
+    assert_eq!(short, Err(OptimError::StateLength { name: "exp_avg_sq".into(), expected: 4, found: 3 }));
+    let twice = adam.restore(vec![slot("exp_avg", 4), slot("exp_avg", 4)], scalars.clone());
+    assert!(matches!(twice, Err(OptimError::DuplicateState { .. })));
+    let foreign = adam.restore(vec![slot("momentum_buffer", 4)], scalars.clone());
+    let message = foreign.unwrap_err().to_string();
+    assert!(["momentum_buffer", "adamw", "exp_avg, exp_avg_sq"].iter().all(|w| message.contains(w)), "{message}");
+
+    for (name, value) in [
+        ("step", 1.5),
+        ("step", -1.0),
+        ("step", f64::NAN),
+        ("step", 0.0), // with powers that say otherwise
+        ("beta1_power", 1.0),
+        ("beta2_power", f64::NAN),
+    ] {
+        let mut bad = scalars.clone();
+        bad.insert(name.into(), value);
+        let error = adam.restore(slots.clone(), bad).unwrap_err();
+        assert!(matches!(error, OptimError::StateScalar { .. }), "{error}");
+    }
+    let mut unknown = scalars.clone();
+    unknown.insert("loss_scale".into(), 1.0);
+    assert!(adam.restore(slots.clone(), unknown).is_err());
+    assert!(adam.restore(slots.clone(), BTreeMap::new()).is_err());
+
+    assert_eq!(owned_state(&adam), slots);
+    assert_eq!(adam.scalars(), scalars);
+}
+
+#[test]
+fn a_change_of_optimizer_is_told() {
+    let layout = layout();
+    let [plain, _, momentum, adam, _] = configs().try_into().unwrap();
+    for (from, to) in [(&adam, &momentum), (&momentum, &adam), (&momentum, &plain), (&plain, &momentum)] {
+        let mut saved = Optimizer::new(from, &layout).unwrap();
+        train(&mut saved, &mut noise(layout.len(), 1), 0..1);
+        let mut other = Optimizer::new(to, &layout).unwrap();
+        let result = other.restore(owned_state(&saved), saved.scalars());
+        assert!(result.is_err(), "{from:?} to {to:?}");
+    }
+}
+
+#[test]
+fn only_weights_are_decayed() {
+    let shapes = [("w", vec![2, 1]), ("b", vec![2])];
+    let layout = Layout::new(shapes.map(|(n, s)| (n.to_owned(), s))).unwrap();
+    for config in configs() {
+        let mut parameters = [1.0; 4];
+        let mut optimizer = Optimizer::new(&config, &layout).unwrap();
+        optimizer.step(&mut parameters, &[0.0; 4], 1.0, 0.1);
+        assert!(parameters[..2].iter().all(|p| *p < 1.0), "{config:?}");
+        assert_eq!(parameters[2..], [1.0; 2], "{config:?}");
+    }
+}
+
+#[test]
+fn long_runs_keep_adam_finite() {
+    // The powers underflow; the bias corrections must end at exactly 1.
+    let layout = Layout::new([("w".to_owned(), vec![1, 1])]).unwrap();
+    let config = OptimizerConfig { betas: [0.5, 0.9], ..OptimizerConfig::default() };
+    let mut optimizer = Optimizer::new(&config, &layout).unwrap();
+    let mut parameters = [0.0];
+    for _ in 0..10_000 {
+        optimizer.step(&mut parameters, &[1.0], 1.0, 1e-3);
+    }
+    assert_eq!(1.0 - optimizer.scalars()["beta2_power"], 1.0);
+    assert!((parameters[0] + 10.0).abs() < 1e-2, "{parameters:?}");
+}
+
+#[test]
+fn an_empty_layout_steps() {
+    let layout = Layout::new([]).unwrap();
+    let mut optimizer = Optimizer::new(&OptimizerConfig::default(), &layout).unwrap();
+    optimizer.step(&mut [], &[], 1.0, 0.1);
+    assert_eq!(optimizer.steps(), 1);
+}
+
+#[test]
+#[should_panic(expected = "gradients for 0..4")]
+fn buffers_must_fit_the_layout() {
+    let layout = Layout::new([("w".to_owned(), vec![4])]).unwrap();
+    let mut optimizer = Optimizer::new(&OptimizerConfig::default(), &layout).unwrap();
+    optimizer.step(&mut [0.0; 4], &[0.0; 3], 1.0, 0.1);
+}

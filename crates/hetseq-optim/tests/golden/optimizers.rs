@@ -1,0 +1,95 @@
+//! Every optimizer against `torch.optim`, twenty steps, with and without decay and clipping.
+
+use std::collections::BTreeMap;
+
+use hetseq_optim::{Layout, Optimizer, OptimizerConfig, clip_factor, global_norm};
+use serde::Deserialize;
+
+const FIXTURE: &str = include_str!("../fixtures/optimizers.json");
+
+/// Single precision rounds each operation by up to 6e-8 of its result. PyTorch fuses some
+/// multiplications with additions, takes the learning rate in f64 and the norm in f32; we do none of
+/// these, so single steps differ in the last bit, and twenty add up to a few of those.
+const RELATIVE: f64 = 1e-6;
+/// For values that cancelled to nearly 0, where a relative bound has no meaning.
+const ABSOLUTE: f64 = 1e-7;
+
+#[derive(Deserialize)]
+struct Fixture {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    title: String,
+    seed: u32,
+    lr: f32,
+    max_norm: Option<f64>,
+    config: OptimizerConfig,
+    after: BTreeMap<u64, Vec<f32>>,
+    state: BTreeMap<String, Vec<f32>>,
+}
+
+/// The inputs, as `Stream` in `scripts/oracle-optim.py` makes them; all values are exact in f32.
+struct Stream(u32);
+
+impl Stream {
+    fn take(&mut self, count: usize) -> Vec<f32> {
+        let mut next = |i: usize| {
+            self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let value = (self.0 >> 16) as f32 / 32_768.0 - 1.0;
+            value / (1u32 << (i % 8)) as f32
+        };
+        (0..count).map(&mut next).collect()
+    }
+
+    /// One value per element of the layout, parameter by parameter.
+    fn fill(&mut self, layout: &Layout) -> Vec<f32> {
+        let entries = layout.entries().iter();
+        entries.flat_map(|e| self.take(e.range.len())).collect()
+    }
+}
+
+fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+        let (f, e) = (f64::from(*f), f64::from(*e));
+        // Squares do not cancel: their running mean is compared by the relative bound alone.
+        let absolute = if what.ends_with("exp_avg_sq") { 0.0 } else { ABSOLUTE };
+        let close = (f - e).abs() <= absolute + RELATIVE * e.abs();
+        assert!(close, "{what}, element {i}: {f} is not {e}");
+    }
+}
+
+#[test]
+fn optimizers_equal_torch() {
+    let fixture: Fixture = serde_json::from_str(FIXTURE).unwrap();
+    let shapes = [("dense.weight", vec![5, 7]), ("dense.bias", vec![7])];
+    let layout = Layout::new(shapes.map(|(n, s)| (n.to_owned(), s))).unwrap();
+    let mut clipped = 0;
+    for case in &fixture.cases {
+        let mut stream = Stream(case.seed);
+        let mut parameters = stream.fill(&layout);
+        let mut optimizer = Optimizer::new(&case.config, &layout).unwrap();
+        for step in 1..=20 {
+            let gradients = stream.fill(&layout);
+            let scale = clip_factor(global_norm(&gradients), case.max_norm);
+            clipped += usize::from(scale < 1.0);
+            optimizer.step(&mut parameters, &gradients, scale, case.lr);
+            if let Some(expected) = case.after.get(&step) {
+                let what = format!("{}, step {step}", case.title);
+                assert_close(&parameters, expected, &what);
+            }
+        }
+        assert_eq!(case.after.len(), 3, "{}", case.title);
+        let state = optimizer.state();
+        assert_eq!(state.len(), case.state.len(), "{}", case.title);
+        for (name, found) in state {
+            let what = format!("{}, {name}", case.title);
+            assert_close(found, &case.state[&name], &what);
+        }
+    }
+    assert_eq!(fixture.cases.len(), 12);
+    // Three cases clip every step, one some of its steps.
+    assert!((61..80).contains(&clipped), "{clipped}");
+}
