@@ -1,0 +1,89 @@
+//! One enum: everything observable in a run. Its JSON form is what `metrics.jsonl` holds and what scripts read, so names
+//! are kept once given: add fields, do not rename them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A process group began or resumed the run.
+    Start {
+        version: String,
+        task: String,
+        seed: u64,
+        world: usize,
+        devices: usize,
+        parameters: usize,
+        train_samples: usize,
+        valid_samples: usize,
+        updates_per_epoch: usize,
+        /// The last update this run will do, if it can be known.
+        total_updates: u64,
+        /// The update that the checkpoint was taken after; zero for a new run.
+        resumed_at: u64,
+    },
+    /// One optimizer step, the same on all ranks.
+    Update {
+        /// Counts from one: the number of updates done, this one included.
+        update: u64,
+        epoch: u64,
+        /// The weighted sum over the terms that is minimised.
+        loss: f64,
+        terms: BTreeMap<String, f64>,
+        samples: u64,
+        grad_norm: f64,
+        lr: f64,
+        seconds: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        checksum: Option<String>,
+    },
+    Valid {
+        update: u64,
+        epoch: u64,
+        loss: f64,
+        terms: BTreeMap<String, f64>,
+        samples: u64,
+        seconds: f64,
+        #[serde(flatten)]
+        metrics: BTreeMap<String, f64>,
+    },
+    Checkpoint {
+        update: u64,
+        path: PathBuf,
+        best: bool,
+        seconds: f64,
+    },
+    /// Who does how much, since the start of this process group. Emitted now and then, and at the end.
+    Workers {
+        update: u64,
+        workers: Vec<WorkerReport>,
+    },
+    Warning {
+        message: String,
+    },
+    /// The last event of a process group.
+    End {
+        update: u64,
+        /// `finished` or `stopped` (by a signal, with a checkpoint saved).
+        outcome: String,
+        seconds: f64,
+    },
+}
+
+/// One device's part in the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerReport {
+    pub rank: usize,
+    pub host: String,
+    pub device: String,
+    /// Samples it computed in the last update, and their part of that update.
+    pub samples: u64,
+    pub share: f64,
+    /// Own speed while computing.
+    pub samples_per_second: f64,
+    /// The part of the time in which it did not compute.
+    pub idle: f64,
+}

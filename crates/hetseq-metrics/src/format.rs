@@ -1,0 +1,35 @@
+//! Numbers as people read them.
+
+/// `8412` as `8,412`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Seconds as `0.42 s`, `7.3 s`, `3 min 20 s`, `2 h 05 min`.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{s:.2} s"),
+        s if s < 60.0 => format!("{s:.1} s"),
+        s if s < 3600.0 => format!("{} min {:02} s", s as u64 / 60, s as u64 % 60),
+        s => format!("{} h {:02} min", s as u64 / 3600, s as u64 % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0.42, 7.34, 200.0, 7500.0].map(duration), ["0.42 s", "7.3 s", "3 min 20 s", "2 h 05 min"]);
+    }
+}

@@ -1,0 +1,13 @@
+//! Everything observable: one event enum, the sinks that show it, and the meters behind a summary.
+//!
+//! The trainer on rank 0 emits events; nothing else writes to `metrics.jsonl` or to the terminal while a run goes on.
+
+mod event;
+mod format;
+pub mod sink;
+mod workers;
+
+pub use event::{Event, WorkerReport};
+pub use format::{duration, thousands};
+pub use sink::{Console, Journal, Sink};
+pub use workers::Workers;

@@ -1,0 +1,142 @@
+//! What a person sees on standard error: a progress bar on a terminal, plain lines elsewhere.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::{Event, Sink, WorkerReport, duration, thousands};
+
+pub struct Console {
+    bar: Option<ProgressBar>,
+    line_every: u64,
+    last_line: Option<Instant>,
+    total: u64,
+    last_workers: Vec<WorkerReport>,
+}
+
+/// On plain output a line at least this often, however slow the updates.
+const LINE_AT_LEAST: Duration = Duration::from_secs(10);
+
+impl Console {
+    /// `line_every`: on plain output, one line per that many updates.
+    pub fn new(line_every: u64) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+            let style = "{bar:28.cyan/dim} {pos}/{len} updates  {msg}  {elapsed}<{eta}";
+            bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        Console { bar, line_every: line_every.max(1), last_line: None, total: 0, last_workers: Vec::new() }
+    }
+
+    fn print(&mut self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| _ = writeln!(std::io::stderr(), "{line}")),
+            None => _ = writeln!(std::io::stderr(), "{line}"),
+        }
+    }
+
+    fn update_line(&mut self, update: u64, line: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(update);
+            bar.set_message(line.to_owned());
+            return;
+        }
+        let overdue = self.last_line.is_none_or(|at| at.elapsed() >= LINE_AT_LEAST);
+        if update.is_multiple_of(self.line_every) || update == self.total || overdue {
+            self.last_line = Some(Instant::now());
+            let total = thousands(self.total);
+            self.print(&format!("update {}/{total}  {line}", thousands(update)));
+        }
+    }
+}
+
+impl Sink for Console {
+    fn event(&mut self, event: &Event) -> std::io::Result<()> {
+        match event {
+            Event::Start { task, world, devices, parameters, train_samples, total_updates, resumed_at, .. } => {
+                self.total = *total_updates;
+                if let Some(bar) = &self.bar {
+                    bar.set_length(*total_updates);
+                    bar.set_position(*resumed_at);
+                }
+                let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
+                self.print(&format!(
+                    "{task}: {} parameters, {} training samples, {ranks} with {devices}, {} updates to go",
+                    thousands(*parameters as u64),
+                    thousands(*train_samples as u64),
+                    thousands(total_updates.saturating_sub(*resumed_at)),
+                ));
+                if *resumed_at > 0 {
+                    self.print(&format!("resumed after update {}", thousands(*resumed_at)));
+                }
+            }
+            Event::Update { update, epoch, loss, grad_norm, lr, samples, seconds, .. } => {
+                let speed = *samples as f64 / seconds.max(1e-9);
+                let line = format!(
+                    "epoch {epoch}  loss {loss:.4}  norm {grad_norm:.3}  lr {lr:.2e}  {} samples/s",
+                    thousands(speed as u64)
+                );
+                self.update_line(*update, &line);
+            }
+            Event::Valid { update, loss, metrics, seconds, .. } => {
+                let line = format!(
+                    "valid  update {}  loss {loss:.4}{}  ({})",
+                    thousands(*update),
+                    listed(metrics),
+                    duration(*seconds)
+                );
+                self.print(&line);
+            }
+            Event::Checkpoint { path, best, .. } => {
+                let mark = if *best { "  (best so far)" } else { "" };
+                self.print(&format!("saved  {}{mark}", path.display()));
+            }
+            Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
+            Event::Warning { message } => self.print(&format!("warning: {message}")),
+            Event::End { update, outcome, seconds } => {
+                if let Some(bar) = &self.bar {
+                    bar.finish_and_clear();
+                }
+                let workers = std::mem::take(&mut self.last_workers);
+                if workers.len() > 1 {
+                    for line in worker_table(&workers) {
+                        self.print(&line);
+                    }
+                }
+                self.print(&format!("{outcome} after update {}, {}", thousands(*update), duration(*seconds)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+fn listed(metrics: &BTreeMap<String, f64>) -> String {
+    metrics.iter().map(|(name, value)| format!("  {name} {value:.4}")).collect()
+}
+
+/// A table of who did how much; also what `hetseq demo` prints.
+pub fn worker_table(workers: &[WorkerReport]) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{:<5} {:<16} {:<8} {:>12} {:>7} {:>6}",
+        "rank", "host", "device", "samples/s", "share", "idle"
+    )];
+    for worker in workers {
+        lines.push(format!(
+            "{:<5} {:<16} {:<8} {:>12.0} {:>6.1}% {:>5.1}%",
+            worker.rank,
+            worker.host,
+            worker.device,
+            worker.samples_per_second,
+            100.0 * worker.share,
+            100.0 * worker.idle
+        ));
+    }
+    lines
+}
