@@ -1,0 +1,132 @@
+//! Keyed dropout: the mask is a pure function of each sample's key and the element's index within the sample.
+//!
+//! Burn's own dropout draws from one generator per process, so a mask would depend on what else ran before it. Here a
+//! sample keeps its mask on whatever worker, in whatever micro-batch, and when a block is computed a second time.
+
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use hetseq_random::{Key, MIX_FIRST, MIX_SECOND};
+
+/// Zeroes each element with probability `rate` and scales the rest by `1 / (1 - rate)`. The first dimension of `input`
+/// is the sample; `keys` holds one key per sample, already specific to the update and to this place in the network.
+///
+/// A rate of zero or no keys (evaluation) returns the input as it is.
+pub fn dropout<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key]) -> Tensor<D> {
+    if rate <= 0.0 || keys.is_empty() {
+        return input;
+    }
+    let device = input.device();
+    let shape = input.dims();
+    let elements = shape[1..].iter().product();
+    let mask = if on_host(&device) {
+        mask_on_host(keys, elements, rate, &device)
+    } else {
+        mask_on_device(keys, elements, rate, &device)
+    };
+    input * mask.reshape(Shape::from(shape))
+}
+
+/// Whether tensors of this device live in host memory, where a plain loop is the fastest way to a mask.
+fn on_host(device: &Device) -> bool {
+    device.clone().inner() == Device::flex()
+}
+
+/// The smallest hash value that is kept.
+fn threshold(rate: f32) -> u32 {
+    (f64::from(rate.min(1.0)) * 4_294_967_296.0).min(4_294_967_295.0) as u32
+}
+
+fn keep_scale(rate: f32) -> f32 {
+    1.0 / (1.0 - rate)
+}
+
+fn mask_on_host(keys: &[Key], elements: usize, rate: f32, device: &Device) -> Tensor<2> {
+    let (threshold, scale) = (threshold(rate), keep_scale(rate));
+    let mut mask = vec![0f32; keys.len() * elements];
+    for (row, key) in mask.chunks_exact_mut(elements.max(1)).zip(keys) {
+        let (low, high) = key.words();
+        for (i, value) in row.iter_mut().enumerate() {
+            let keep = hetseq_random::element_bits(low, high, i as u32) >= threshold;
+            *value = if keep { scale } else { 0.0 };
+        }
+    }
+    Tensor::from_data(TensorData::new(mask, [keys.len(), elements]), device)
+}
+
+/// The same bits by integer tensor operations, for devices where the mask should never cross the bus. 32-bit integers
+/// wrap on multiplication on every backend; their right shift keeps the sign, hence the masks after it.
+fn mask_on_device(keys: &[Key], elements: usize, rate: f32, device: &Device) -> Tensor<2> {
+    let column = |word: fn(&Key) -> u32| {
+        let words: Vec<i32> = keys.iter().map(|key| word(key) as i32).collect();
+        Tensor::<2, Int>::from_data(TensorData::new(words, [keys.len(), 1]), (device, DType::I32))
+    };
+    let index = Tensor::<1, Int>::arange(0..elements as i64, (device, DType::I32)).reshape([1, elements]);
+    let low = column(|key| key.words().0).expand([keys.len(), elements]);
+    let high = column(|key| key.words().1).expand([keys.len(), elements]);
+    let bits = mix32(mix32(index.expand([keys.len(), elements]).bitwise_xor(low)).bitwise_xor(high));
+    // Flipping the top bit turns the unsigned comparison into the signed one that tensors have.
+    let threshold = (threshold(rate) ^ 0x8000_0000) as i32;
+    let keep = bits.bitwise_xor_scalar(i32::MIN).greater_equal_elem(threshold);
+    keep.float() * keep_scale(rate)
+}
+
+fn mix32(x: Tensor<2, Int>) -> Tensor<2, Int> {
+    let x = xor_shifted(x, 16) * (MIX_FIRST as i32);
+    let x = xor_shifted(x, 15) * (MIX_SECOND as i32);
+    xor_shifted(x, 16)
+}
+
+/// `x ^ (x >> shift)` with a logical shift.
+fn xor_shifted(x: Tensor<2, Int>, shift: u32) -> Tensor<2, Int> {
+    let shifted = x.clone().bitwise_right_shift_scalar(shift as i32).bitwise_and_scalar((u32::MAX >> shift) as i32);
+    x.bitwise_xor(shifted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(count: u64) -> Vec<Key> {
+        (0..count).map(|sample| Key::root(9).name("dropout").index(sample)).collect()
+    }
+
+    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        tensor.into_data().to_vec().unwrap()
+    }
+
+    #[test]
+    fn the_loop_and_the_tensor_operations_give_the_same_bits() {
+        let device = Device::flex();
+        for rate in [0.1, 0.5, 0.9] {
+            let host = values(mask_on_host(&keys(7), 1001, rate, &device));
+            assert_eq!(host, values(mask_on_device(&keys(7), 1001, rate, &device)));
+        }
+    }
+
+    #[test]
+    fn the_rate_is_met_and_the_mean_is_kept() {
+        let device = Device::flex();
+        let out = values(dropout(Tensor::<3>::ones([50, 40, 50], &device), 0.3, &keys(50)));
+        let dropped = out.iter().filter(|&&x| x == 0.0).count() as f32 / out.len() as f32;
+        assert!((dropped - 0.3).abs() < 0.005, "dropped {dropped}");
+        let mean = out.iter().sum::<f32>() / out.len() as f32;
+        assert!((mean - 1.0).abs() < 0.01, "mean {mean}");
+    }
+
+    #[test]
+    fn a_sample_keeps_its_mask_wherever_it_stands() {
+        let device = Device::flex();
+        let all = values(dropout(Tensor::<2>::ones([6, 64], &device), 0.5, &keys(6)));
+        let alone = values(dropout(Tensor::<2>::ones([1, 64], &device), 0.5, &keys(6)[4..5]));
+        assert_eq!(&all[4 * 64..5 * 64], alone);
+        assert_ne!(&all[..64], &all[64..128]);
+    }
+
+    #[test]
+    fn gradients_pass_where_the_mask_does() {
+        let device = Device::flex().autodiff();
+        let input = Tensor::<2>::ones([2, 32], &device).require_grad();
+        let out = dropout(input.clone(), 0.5, &keys(2));
+        let grads = out.clone().sum().backward();
+        assert_eq!(values(input.grad(&grads).unwrap()), values(out.inner()));
+    }
+}

@@ -1,0 +1,49 @@
+//! A small convolutional network for small grey images: two convolutions with pooling, two linear layers, dropout
+//! before each of them. No batch norm: nothing here mixes samples.
+
+use burn::module::Module;
+use burn::tensor::activation::relu;
+use burn::tensor::module::max_pool2d;
+use burn::tensor::ops::MaxPoolOptions;
+use burn::tensor::{Device, Tensor};
+use hetseq_kernels::dropout;
+use hetseq_random::Key;
+
+use crate::Network;
+use crate::layers::{Conv2d, Linear};
+
+#[derive(Module, Debug)]
+pub struct ConvNet {
+    conv1: Conv2d,
+    conv2: Conv2d,
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Network for ConvNet {}
+
+impl ConvNet {
+    pub fn new(height: usize, width: usize, classes: usize, device: &Device) -> Self {
+        ConvNet {
+            conv1: Conv2d::new(1, 16, 3, device),
+            conv2: Conv2d::new(16, 32, 3, device),
+            fc1: Linear::new(32 * (height / 4) * (width / 4), 128, device),
+            fc2: Linear::new(128, classes, device),
+        }
+    }
+
+    /// `images` is [sample, 1, height, width]; the answer [sample, class] are logits. `keys` as in
+    /// [`dropout`]: one per sample, none when evaluating.
+    pub fn forward(&self, images: Tensor<4>, rate: f32, keys: &[Key]) -> Tensor<2> {
+        let site = |site: u64| -> Vec<Key> { keys.iter().map(|key| key.index(site)).collect() };
+        let x = halve(relu(self.conv1.forward(images)));
+        let x = halve(relu(self.conv2.forward(x)));
+        let x: Tensor<2> = dropout(x.flatten(1, 3), rate, &site(0));
+        let x = dropout(relu(self.fc1.forward(x)), rate, &site(1));
+        self.fc2.forward(x)
+    }
+}
+
+fn halve(x: Tensor<4>) -> Tensor<4> {
+    max_pool2d(x, MaxPoolOptions::new([2, 2]))
+}

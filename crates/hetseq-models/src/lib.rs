@@ -1,0 +1,7 @@
+//! One file, one model. Weights are laid out and named as PyTorch does it, so that a checkpoint needs no translation.
+
+pub mod convnet;
+pub mod layers;
+mod network;
+
+pub use network::{Init, Network};
