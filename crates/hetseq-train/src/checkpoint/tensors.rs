@@ -1,0 +1,101 @@
+//! Flat buffers as safetensors files, with the names and shapes of the layout.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::Path;
+
+use fs_err as fs;
+use hetseq_optim::Layout;
+use safetensors::tensor::{Dtype, SafeTensors, View};
+
+/// A borrowed f32 tensor.
+struct F32View<'a> {
+    shape: Vec<usize>,
+    values: &'a [f32],
+}
+
+impl View for F32View<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
+
+    fn data_len(&self) -> usize {
+        4 * self.values.len()
+    }
+}
+
+/// One tensor per entry of the layout; what follows the layout in `flat` is left out.
+pub(crate) fn write_flat(path: &Path, layout: &Layout, flat: &[f32]) -> std::io::Result<()> {
+    let entries = layout.entries().iter();
+    write(
+        path,
+        entries.map(|entry| (&entry.name, F32View { shape: entry.shape.clone(), values: &flat[entry.range.clone()] })),
+    )
+}
+
+/// One vector per slot.
+pub(super) fn write_slots(path: &Path, slots: &[(String, &[f32])]) -> std::io::Result<()> {
+    write(path, slots.iter().map(|(name, values)| (name, F32View { shape: vec![values.len()], values })))
+}
+
+fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a String, F32View<'a>)>) -> std::io::Result<()> {
+    // `format` is what other programs ask for before they read a model.
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let written = safetensors::serialize_to_file(tensors, Some(metadata), path);
+    written.map_err(|error| std::io::Error::other(format!("{}: {error}", path.display())))
+}
+
+pub(super) fn read_flat(path: &Path, layout: &Layout) -> Result<Vec<f32>, String> {
+    let bytes = fs::read(path).map_err(|error| error.to_string())?;
+    let file = parse(path, &bytes)?;
+    let mut flat = vec![0.0; layout.len()];
+    for entry in layout.entries() {
+        let tensor = file.tensor(&entry.name).map_err(|_| {
+            format!("{} has no tensor {}, which the model of this config has", path.display(), entry.name)
+        })?;
+        if tensor.shape() != entry.shape || tensor.dtype() != Dtype::F32 {
+            return Err(format!(
+                "{}: {} is {:?} {:?}, the model of this config wants F32 {:?}",
+                path.display(),
+                entry.name,
+                tensor.dtype(),
+                tensor.shape(),
+                entry.shape
+            ));
+        }
+        copy_le(tensor.data(), &mut flat[entry.range.clone()]);
+    }
+    Ok(flat)
+}
+
+pub(super) fn read_slots(path: &Path) -> Result<Vec<(String, Vec<f32>)>, String> {
+    let bytes = fs::read(path).map_err(|error| error.to_string())?;
+    let file = parse(path, &bytes)?;
+    let slot = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
+        if tensor.dtype() != Dtype::F32 {
+            return Err(format!("{}: {name} is {:?}, not F32", path.display(), tensor.dtype()));
+        }
+        let mut values = vec![0.0; tensor.data().len() / 4];
+        copy_le(tensor.data(), &mut values);
+        Ok((name, values))
+    };
+    file.tensors().into_iter().map(slot).collect()
+}
+
+fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>, String> {
+    SafeTensors::deserialize(bytes).map_err(|error| format!("{} is damaged: {error}", path.display()))
+}
+
+fn copy_le(bytes: &[u8], out: &mut [f32]) {
+    for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+        *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+}

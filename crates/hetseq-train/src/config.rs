@@ -1,0 +1,340 @@
+//! `run.toml`, typed. What was typed there and how it is read is in [`crate::source`]; here is what it means.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use hetseq_data::{GlobalBatch, Split};
+use hetseq_optim::{OptimizerConfig, OptimizerName, ScheduleConfig};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A whole run; `C` is the task's own table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config<C> {
+    pub run: Run,
+    pub task: C,
+    pub batch: Batch,
+    pub optim: Optim,
+    #[serde(default)]
+    pub valid: Valid,
+    #[serde(default)]
+    pub checkpoint: Checkpoint,
+    #[serde(default)]
+    pub comm: Comm,
+    #[serde(default)]
+    pub emulate: Emulate,
+    #[serde(default)]
+    pub debug: Debug,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Which task: `images`, or one of your own.
+    pub task: String,
+    /// Where metrics and checkpoints go; `runs/<name of the config>` if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dir: Option<PathBuf>,
+    #[serde(default = "one")]
+    pub seed: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_updates: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_epochs: Option<u64>,
+    /// `cpu`, `cpu:4`, `cpu:2x8`; see `hetseq devices`.
+    #[serde(default = "cpu")]
+    pub devices: String,
+    /// On plain output, a line per that many updates.
+    #[serde(default = "fifty")]
+    pub log_every: u64,
+    /// Take a checksum of the parameters on every rank each so many updates, and compare; 0 is never.
+    #[serde(default = "hundred")]
+    pub checksum_every: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Batch {
+    /// Samples per update over all machines, or `"4096 tokens"`.
+    pub global: GlobalBatch,
+    /// The most padded tokens in one micro-batch on this machine's devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u32>,
+    /// The most samples in one micro-batch on this machine's devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro: Option<u32>,
+    #[serde(default)]
+    pub split: Split,
+    /// With `split = "measured"`: split evenly for that many updates first.
+    #[serde(default)]
+    pub even_updates: u64,
+    /// The first epochs keep the order of the data (short samples first) instead of shuffling.
+    #[serde(default)]
+    pub curriculum_epochs: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Optim {
+    pub name: OptimizerName,
+    pub lr: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+    #[serde(default = "default_momentum")]
+    pub momentum: f32,
+    #[serde(default)]
+    pub nesterov: bool,
+    #[serde(default = "default_betas")]
+    pub betas: [f64; 2],
+    #[serde(default = "default_eps")]
+    pub eps: f64,
+    #[serde(default)]
+    pub weight_decay: f64,
+}
+
+impl Optim {
+    pub fn optimizer(&self) -> OptimizerConfig {
+        OptimizerConfig {
+            name: self.name,
+            momentum: self.momentum,
+            nesterov: self.nesterov,
+            betas: self.betas,
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Valid {
+    pub every: Every,
+}
+
+impl Default for Valid {
+    fn default() -> Self {
+        Valid { every: Every::Epochs(1) }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Checkpoint {
+    pub every: Every,
+    /// How many of the newest to keep; the best one is kept beside them.
+    pub keep: usize,
+    /// The validation metric that decides which is best: `loss` and `perplexity` by the smallest, others by the largest.
+    pub best: String,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Checkpoint { every: Every::Epochs(1), keep: 3, best: "loss".to_owned() }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Comm {
+    /// A peer that sends nothing for so long, heartbeats included, is lost.
+    pub silence_s: f64,
+    /// A peer that is alive but does not come forward for so long is stuck.
+    pub progress_s: f64,
+    /// How long to wait for all ranks at the start.
+    pub join_s: f64,
+    /// Network interface or address to listen on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// First and last port that ranks may listen on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ports: Option<[u16; 2]>,
+}
+
+impl Default for Comm {
+    fn default() -> Self {
+        Comm { silence_s: 60.0, progress_s: 1800.0, join_s: 300.0, interface: None, ports: None }
+    }
+}
+
+/// Pretend to be another machine. For demonstrations and tests.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Emulate {
+    /// One factor per rank: after computing it sleeps until it has taken that many times as long.
+    pub slowdown: Vec<f64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Debug {
+    /// Write the reduced gradient of each update to `gradients/update-N.safetensors`.
+    pub gradients: bool,
+    /// Write who computed which samples in each update to `audit-rank-R.jsonl`.
+    pub audit: bool,
+}
+
+/// `"10 updates"`, `"1 epoch"`, `"never"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Every {
+    Updates(u64),
+    Epochs(u64),
+    Never,
+}
+
+impl Every {
+    /// Whether it is due after `updates` updates in all, the last of which may have ended the epoch before `epoch`.
+    pub fn is_due(self, updates: u64, epoch: u64, epoch_ended: bool) -> bool {
+        match self {
+            Every::Updates(n) => updates.is_multiple_of(n),
+            Every::Epochs(n) => epoch_ended && epoch.is_multiple_of(n),
+            Every::Never => false,
+        }
+    }
+}
+
+impl FromStr for Every {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not an interval: say \"10 updates\", \"1 epoch\" or \"never\"");
+        if text.trim() == "never" {
+            return Ok(Every::Never);
+        }
+        let (number, unit) = text.trim().split_once(char::is_whitespace).ok_or_else(wrong)?;
+        let number: u64 = number.replace(['_', ','], "").parse().map_err(|_| wrong())?;
+        match (number, unit.trim()) {
+            (0, _) => Err(wrong()),
+            (n, "update" | "updates") => Ok(Every::Updates(n)),
+            (n, "epoch" | "epochs") => Ok(Every::Epochs(n)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Every {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Every::Updates(n) => write!(f, "{n} update{}", if *n == 1 { "" } else { "s" }),
+            Every::Epochs(n) => write!(f, "{n} epoch{}", if *n == 1 { "" } else { "s" }),
+            Every::Never => f.write_str("never"),
+        }
+    }
+}
+
+impl Serialize for Every {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Every {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// `--resume`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Resume {
+    /// From the newest checkpoint of the run directory, if there is one.
+    #[default]
+    Auto,
+    /// From the start; what an earlier run left in the directory is moved aside.
+    Never,
+    From(PathBuf),
+}
+
+impl FromStr for Resume {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "auto" => Resume::Auto,
+            "never" => Resume::Never,
+            path => Resume::From(PathBuf::from(path)),
+        })
+    }
+}
+
+/// `--reset`: what not to take over from the checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reset {
+    pub optimizer: bool,
+    pub schedule: bool,
+    pub data: bool,
+}
+
+impl<C> Config<C> {
+    /// What no type can say.
+    pub fn check(&self) -> Result<(), String> {
+        if self.run.max_updates.is_none() && self.run.max_epochs.is_none() {
+            return Err("set run.max_updates or run.max_epochs: a run needs an end".to_owned());
+        }
+        if !(self.optim.lr.is_finite() && self.optim.lr >= 0.0) {
+            return Err(format!("optim.lr = {} must be zero or more", self.optim.lr));
+        }
+        if self.optim.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
+            return Err("optim.clip_norm must be more than 0; leave it out for no clipping".to_owned());
+        }
+        if self.batch.micro == Some(0) || self.batch.max_tokens == Some(0) {
+            return Err("batch.micro and batch.max_tokens must be at least 1".to_owned());
+        }
+        if self.checkpoint.keep == 0 {
+            return Err("checkpoint.keep must be at least 1".to_owned());
+        }
+        if let Some(factor) = self.emulate.slowdown.iter().find(|factor| !(1.0..=1000.0).contains(*factor)) {
+            return Err(format!("emulate.slowdown: {factor} is not in 1..1000"));
+        }
+        for (name, seconds) in
+            [("silence_s", self.comm.silence_s), ("progress_s", self.comm.progress_s), ("join_s", self.comm.join_s)]
+        {
+            if !(0.1..=1e7).contains(&seconds) {
+                return Err(format!("comm.{name} = {seconds} must be between 0.1 and 10,000,000 seconds"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn one() -> u64 {
+    1
+}
+fn fifty() -> u64 {
+    50
+}
+fn hundred() -> u64 {
+    100
+}
+fn cpu() -> String {
+    "cpu".to_owned()
+}
+fn default_momentum() -> f32 {
+    OptimizerConfig::default().momentum
+}
+fn default_betas() -> [f64; 2] {
+    OptimizerConfig::default().betas
+}
+fn default_eps() -> f64 {
+    OptimizerConfig::default().eps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals() {
+        assert_eq!("10 updates".parse(), Ok(Every::Updates(10)));
+        assert_eq!("1 epoch".parse(), Ok(Every::Epochs(1)));
+        for bad in ["", "10", "0 updates", "ten updates", "5 minutes"] {
+            assert!(bad.parse::<Every>().is_err(), "{bad}");
+        }
+        assert!(Every::Updates(5).is_due(10, 0, false));
+        assert!(!Every::Updates(5).is_due(11, 1, true));
+        assert!(Every::Epochs(2).is_due(11, 2, true));
+        assert!(!Every::Epochs(2).is_due(11, 2, false));
+    }
+}

@@ -1,0 +1,87 @@
+//! A task with its devices, in its group: what training and evaluation both start from.
+
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use hetseq_comm::{Group, Options};
+use hetseq_optim::Layout;
+
+use crate::config::{Comm, Config};
+use crate::devices::{Devices, parse_devices};
+use crate::error::TrainError;
+use crate::flat;
+use crate::identity::identity;
+use crate::roster::{Member, Roster};
+use crate::run::RunOptions;
+use crate::task::{Task, TaskError, Which};
+
+pub(crate) struct Crew<T: Task> {
+    pub(crate) task: Arc<T>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) devices: Devices<T>,
+    pub(crate) group: Group,
+    pub(crate) roster: Roster,
+}
+
+impl<T: Task> Crew<T> {
+    /// Start the devices, then meet the other ranks: in this order, so that a rank with a wrong device fails before it
+    /// makes others wait.
+    pub(crate) fn assemble(task: T, config: &Config<T::Config>, options: &RunOptions) -> Result<Self, TrainError> {
+        let task = Arc::new(task);
+        let layout = Arc::new(layout_of(&*task)?);
+        let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let specs = parse_devices(&config.run.devices, cores)
+            .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
+        let slowdown = config.emulate.slowdown.get(options.place.rank).copied().unwrap_or(1.0);
+        let devices = Devices::start(&task, &layout, &specs, slowdown)?;
+        let identity = identity(config, &task.fingerprint(), &layout);
+        let mut group = Group::join(&options.place, &identity, &comm_options(&config.comm, options))?;
+        let members: Vec<Member> = devices
+            .names()
+            .map(|name| Member {
+                device: name.to_owned(),
+                weight: options.weight / specs.len() as f64,
+                max_tokens: config.batch.max_tokens,
+                max_samples: config.batch.micro,
+            })
+            .collect();
+        let roster = Roster::exchange(&mut group, &members)?;
+        Ok(Crew { task, layout, devices, group, roster })
+    }
+}
+
+pub(crate) fn open<T: Task>(config: &Config<T::Config>) -> Result<T, TrainError> {
+    let failed = |source| TrainError::Task { task: T::NAME, source };
+    let task = T::open(&config.task).map_err(failed)?;
+    if task.costs(Which::Train).samples() == 0 {
+        return Err(failed(TaskError::Other("there are no training samples".to_owned())));
+    }
+    Ok(task)
+}
+
+/// The flat layout of the task's model. Building it asks Burn, which panics on impossible shapes.
+pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
+    let build = || flat::layout_of(&task.model(&Device::flex().autodiff()));
+    match catch_unwind(AssertUnwindSafe(build)) {
+        Ok(layout) => Ok(layout?),
+        Err(_) => Err(TrainError::Task {
+            task: T::NAME,
+            source: TaskError::Other("its model could not be built (see above)".to_owned()),
+        }),
+    }
+}
+
+fn comm_options(comm: &Comm, options: &RunOptions) -> Options {
+    Options {
+        silence: Duration::from_secs_f64(comm.silence_s),
+        progress: Duration::from_secs_f64(comm.progress_s),
+        join: Duration::from_secs_f64(comm.join_s),
+        interface: comm.interface.clone(),
+        ports: comm.ports.map(|[first, last]| first..=last),
+        secret: options.secret.clone(),
+        name: None,
+    }
+}

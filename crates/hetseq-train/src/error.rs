@@ -1,0 +1,56 @@
+//! What can go wrong in a run. Each message says what happened, where, and what to do.
+
+use std::path::PathBuf;
+
+use hetseq_comm::CommError;
+use hetseq_data::DataError;
+use hetseq_optim::OptimError;
+use thiserror::Error;
+
+use crate::task::TaskError;
+
+#[derive(Debug, Error)]
+pub enum TrainError {
+    /// The config is wrong: file, line, key, nearest key.
+    #[error("{0}")]
+    Config(String),
+    /// The task could not open its data or build its model.
+    #[error("task {task}: {source}")]
+    Task { task: &'static str, source: TaskError },
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Optim(#[from] OptimError),
+    #[error("{device} failed while {doing}: {reason}")]
+    Device { device: String, doing: &'static str, reason: String },
+    #[error("{doing}: {source}")]
+    Io { doing: String, source: std::io::Error },
+    #[error("checkpoint {path}: {reason}")]
+    Checkpoint { path: PathBuf, reason: String },
+    #[error(
+        "update {update}: the gradient is not finite (norm {norm}); loss was {loss}. The parameters were left as they \
+         were before it. Lower optim.lr, set optim.clip_norm or lengthen the warm-up, and resume from {last}"
+    )]
+    NotFinite { update: u64, norm: f64, loss: f64, last: String },
+    #[error(
+        "update {update}: the ranks no longer agree on {what} ({detail}). This is a fault of hardware or of this \
+         program, not of your config; nothing after the last good checkpoint was saved. Resume from {last}"
+    )]
+    Disagreement { update: u64, what: &'static str, detail: String, last: String },
+}
+
+impl TrainError {
+    /// Whether the user's input was at fault, so that a retry without a change is pointless (exit code 2).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, TrainError::Config(_) | TrainError::Task { .. })
+            || matches!(self, TrainError::Comm(CommError::Mismatch { .. }))
+            || matches!(self, TrainError::Optim(_) | TrainError::Data(_))
+    }
+
+    pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> TrainError {
+        let doing = doing.into();
+        move |source| TrainError::Io { doing, source }
+    }
+}

@@ -1,0 +1,118 @@
+//! Evaluation over all ranks: every device scores a part of the validation samples, and the sums are added up.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use hetseq_data::{EpochPlan, GlobalBatch, Pace, PlanSpec, Split};
+use hetseq_metrics::Event;
+use serde::Serialize;
+
+use crate::crew::Crew;
+use crate::error::TrainError;
+use crate::loader::{Loader, Order};
+use crate::replica::add;
+use crate::roster::undecodable;
+use crate::task::{Task, Term, Totals, Which};
+use crate::trainer::{mean_losses, named, weighted};
+
+/// What an evaluation found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Evaluation {
+    pub samples: u64,
+    pub loss: f64,
+    pub terms: BTreeMap<String, f64>,
+    #[serde(flatten)]
+    pub metrics: BTreeMap<String, f64>,
+    pub seconds: f64,
+}
+
+impl Evaluation {
+    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+        if name == "loss" { Some(self.loss) } else { self.metrics.get(name).copied() }
+    }
+
+    pub(crate) fn event(&self, update: u64, epoch: u64) -> Event {
+        Event::Valid {
+            update,
+            epoch,
+            loss: self.loss,
+            terms: self.terms.clone(),
+            samples: self.samples,
+            seconds: self.seconds,
+            metrics: self.metrics.clone(),
+        }
+    }
+}
+
+/// Samples per device and round: enough to keep a device busy, few enough that the rounds' shares can follow its speed.
+const ROUND_PER_DEVICE: usize = 128;
+
+/// The devices' present parameters on the validation samples; none if the task has no such samples. A collective: all
+/// ranks call it at the same point.
+pub(crate) fn evaluate<T: Task>(
+    crew: &mut Crew<T>,
+    loader: &Loader<T>,
+    pace: &Pace,
+    split: Split,
+    terms: &[Term],
+) -> Result<Option<Evaluation>, TrainError> {
+    let started = Instant::now();
+    let costs = crew.task.costs(Which::Valid);
+    if costs.samples() == 0 {
+        return Ok(None);
+    }
+    let round = ROUND_PER_DEVICE * crew.roster.members.len();
+    let spec = PlanSpec { seed: 0, batch: GlobalBatch::Sequences(round), curriculum_epochs: 0, shuffle: false };
+    let plan = EpochPlan::new(&costs, &spec, 0);
+    let order = |k: usize| -> Result<(), TrainError> {
+        let update = plan.update(k);
+        let tokens: Vec<u32> = update.samples.iter().map(|&sample| costs.tokens(sample)).collect();
+        let shares = crew.roster.share(pace, split, &tokens)?;
+        let devices = shares[crew.roster.mine.clone()]
+            .iter()
+            .map(|share| share.micro.iter().map(|range| update.samples[range.clone()].to_vec()).collect())
+            .collect();
+        loader.order(Order { which: Which::Valid, epoch: 0, devices })
+    };
+    let mut totals = Totals::default();
+    order(0)?;
+    for k in 0..plan.updates() {
+        let work = loader.take()?;
+        if k + 1 < plan.updates() {
+            order(k + 1)?;
+        }
+        for part in crew.devices.evaluate(work.devices)? {
+            merge(&mut totals, part);
+        }
+    }
+    let totals = exchange(crew, totals)?;
+    let means = mean_losses(&totals.losses, &totals.counts);
+    let metrics = crew.task.metrics(&totals).into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Ok(Some(Evaluation {
+        samples: totals.samples,
+        loss: weighted(terms, &means),
+        terms: named(terms, &means),
+        metrics,
+        seconds: started.elapsed().as_secs_f64(),
+    }))
+}
+
+/// Sums over the ranks, added in rank order on each.
+fn exchange<T: Task>(crew: &mut Crew<T>, mine: Totals) -> Result<Totals, TrainError> {
+    let parts = (mine.samples, mine.counts, mine.losses, mine.scores);
+    let bytes = postcard::to_stdvec(&parts).map_err(|error| undecodable(crew.group.rank(), &error))?;
+    let mut totals = Totals::default();
+    for (rank, bytes) in crew.group.agree(&bytes)?.iter().enumerate() {
+        let (samples, counts, losses, scores) =
+            postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+        merge(&mut totals, Totals { samples, counts, losses, scores });
+    }
+    Ok(totals)
+}
+
+fn merge(totals: &mut Totals, part: Totals) {
+    totals.samples += part.samples;
+    add(&mut totals.counts, part.counts);
+    add(&mut totals.losses, part.losses);
+    add(&mut totals.scores, part.scores);
+}

@@ -1,0 +1,38 @@
+//! The training loop and what it is made of. Read [`trainer`] first; everything else serves it.
+//!
+//! A user's own task implements [`Task`] and is registered beside the built-in ones ([`Tasks`]); the command line is in
+//! `hetseq-cli`.
+
+pub mod bench;
+mod checkpoint;
+mod config;
+mod crew;
+mod devices;
+mod error;
+mod evaluate;
+mod flat;
+mod header;
+mod identity;
+mod itinerary;
+mod loader;
+mod observer;
+mod registry;
+mod replica;
+mod roster;
+mod run;
+mod signals;
+mod source;
+mod state;
+mod task;
+pub mod tasks;
+mod trainer;
+
+pub use checkpoint::Checkpoints;
+pub use config::{Config, Every, Reset, Resume};
+pub use devices::{DeviceSpec, parse_devices};
+pub use error::TrainError;
+pub use evaluate::Evaluation;
+pub use registry::Tasks;
+pub use run::{Outcome, RunOptions};
+pub use source::ConfigSource;
+pub use task::{Outcome as LossOutcome, Pass, Samples, Task, TaskError, Term, Totals, Which};

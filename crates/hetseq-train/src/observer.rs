@@ -1,0 +1,139 @@
+//! The run's directory and what is told to people: on rank 0 it carries events to the sinks, on other ranks it is mute.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use hetseq_metrics::{Console, Event, Journal, Sink, thousands};
+use serde::Serialize;
+
+use crate::checkpoint::write_flat;
+use crate::config::Config;
+use crate::error::TrainError;
+use hetseq_optim::Layout;
+
+pub(crate) struct Observer {
+    dir: PathBuf,
+    sinks: Vec<Box<dyn Sink>>,
+    audit: Option<fs::File>,
+    gradients: bool,
+}
+
+impl Observer {
+    /// `at`: the updates that are done already.
+    pub(crate) fn start<C: Serialize>(
+        config: &Config<C>,
+        dir: &Path,
+        rank: usize,
+        at: u64,
+    ) -> Result<Self, TrainError> {
+        let doing = || format!("opening the run directory {}", dir.display());
+        let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+        if rank == 0 {
+            fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
+            let journal = Journal::open(&dir.join("metrics.jsonl"), at).map_err(TrainError::io(doing()))?;
+            sinks.push(Box::new(journal));
+            sinks.push(Box::new(Console::new(config.run.log_every)));
+        }
+        let audit = if config.debug.audit {
+            fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
+            let path = dir.join(format!("audit-rank-{rank}.jsonl"));
+            Some(fs::OpenOptions::new().create(true).append(true).open(path).map_err(TrainError::io(doing()))?)
+        } else {
+            None
+        };
+        Ok(Observer { dir: dir.to_owned(), sinks, audit, gradients: config.debug.gradients && rank == 0 })
+    }
+
+    /// A sink that fails (a full disk, a closed terminal) does not end a run; it is dropped with a word about it.
+    pub(crate) fn tell(&mut self, event: &Event) {
+        let mut complaints = Vec::new();
+        self.sinks.retain_mut(|sink| match sink.event(event) {
+            Ok(()) => true,
+            Err(error) => {
+                complaints.push(Event::Warning { message: format!("metrics are no longer written: {error}") });
+                false
+            }
+        });
+        for complaint in complaints {
+            self.tell(&complaint);
+        }
+    }
+
+    pub(crate) fn is_telling(&self) -> bool {
+        !self.sinks.is_empty()
+    }
+
+    /// `debug.audit`: this rank computes `samples` for update number `update`.
+    pub(crate) fn audit(
+        &mut self,
+        update: u64,
+        epoch: u64,
+        samples: impl FnOnce() -> Vec<u32>,
+    ) -> Result<(), TrainError> {
+        let Some(file) = &mut self.audit else { return Ok(()) };
+        let line = serde_json::json!({ "update": update, "epoch": epoch, "samples": samples() });
+        writeln!(file, "{line}").map_err(TrainError::io("writing the audit"))
+    }
+
+    /// `debug.gradients`: the reduced gradient of update number `update`, before clipping.
+    pub(crate) fn gradient(&self, update: u64, layout: &Layout, flat: &[f32]) -> Result<(), TrainError> {
+        if !self.gradients {
+            return Ok(());
+        }
+        let dir = self.dir.join("gradients");
+        let write = || {
+            fs::create_dir_all(&dir)?;
+            write_flat(&dir.join(format!("update-{update}.safetensors")), layout, flat)
+        };
+        write().map_err(TrainError::io("writing a gradient"))
+    }
+}
+
+/// The resolved config, which alone reproduces the run, and what it ran on.
+pub(crate) fn write_run_files(dir: &Path, config: &str, world: usize) -> Result<(), TrainError> {
+    let env = serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "os": std::env::consts::OS,
+        "arch": std::env::consts::ARCH,
+        "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        "world": world,
+    });
+    let write = || {
+        fs::create_dir_all(dir)?;
+        for (name, text) in [("config.toml", config.to_owned()), ("env.json", format!("{env:#}\n"))] {
+            let temporary = dir.join(format!(".{name}"));
+            fs::write(&temporary, text)?;
+            fs::rename(temporary, dir.join(name))?;
+        }
+        Ok(())
+    };
+    write().map_err(TrainError::io(format!("writing to the run directory {}", dir.display())))
+}
+
+/// `--resume never`: what an earlier run left is moved to `before-N`, never overwritten.
+pub(crate) fn move_aside(dir: &Path) -> Result<Option<PathBuf>, TrainError> {
+    let doing = || format!("moving an earlier run in {} aside", dir.display());
+    let left: Vec<PathBuf> = ["checkpoints", "metrics.jsonl", "gradients"]
+        .iter()
+        .map(|name| dir.join(name))
+        .filter(|p| p.exists())
+        .collect();
+    if left.is_empty() {
+        return Ok(None);
+    }
+    let aside = (1..u64::MAX).map(|n| dir.join(format!("before-{n}"))).find(|path| !path.exists());
+    let aside = aside.unwrap_or_else(|| dir.join("before"));
+    fs::create_dir_all(&aside).map_err(TrainError::io(doing()))?;
+    for path in left {
+        if let Some(name) = path.file_name() {
+            fs::rename(&path, aside.join(name)).map_err(TrainError::io(doing()))?;
+        }
+    }
+    Ok(Some(aside))
+}
+
+/// `update 8,412`, as it stands in messages.
+pub(crate) fn at_update(update: u64) -> String {
+    format!("update {}", thousands(update))
+}

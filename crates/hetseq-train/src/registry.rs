@@ -1,0 +1,101 @@
+//! The tasks that a binary knows. Registration is explicit: `Tasks::builtin().with::<MyTask>()`.
+
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+use crate::bench::{self, StepReport, StepRequest};
+use crate::error::TrainError;
+use crate::evaluate::Evaluation;
+use crate::run::{self, Outcome, RunOptions};
+use crate::source::ConfigSource;
+use crate::task::Task;
+use crate::tasks::images::ImageTask;
+
+/// Names and what to do for each.
+#[derive(Default)]
+pub struct Tasks {
+    known: Vec<Box<dyn Runner>>,
+}
+
+impl Tasks {
+    /// What comes with HetSeq.
+    pub fn builtin() -> Self {
+        Tasks::default().with::<ImageTask>()
+    }
+
+    /// Add a task of your own; the same name again replaces the earlier one.
+    #[must_use]
+    pub fn with<T: Task>(mut self) -> Self {
+        self.known.retain(|runner| runner.name() != T::NAME);
+        self.known.push(Box::new(Of::<T>(PhantomData)));
+        self
+    }
+
+    pub fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<Outcome, TrainError> {
+        self.find(source)?.train(source, options)
+    }
+
+    /// Score `checkpoint` (by default the best, else the newest of the run) and return which one it was.
+    pub fn eval(
+        &self,
+        source: &ConfigSource,
+        options: &RunOptions,
+        checkpoint: Option<&Path>,
+    ) -> Result<(PathBuf, Evaluation), TrainError> {
+        self.find(source)?.eval(source, options, checkpoint)
+    }
+
+    /// Time training steps of the configured task.
+    pub fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError> {
+        self.find(source)?.bench_step(source, request)
+    }
+
+    fn find(&self, source: &ConfigSource) -> Result<&dyn Runner, TrainError> {
+        let name = source.task()?;
+        match self.known.iter().find(|runner| runner.name() == name) {
+            Some(runner) => Ok(&**runner),
+            None => {
+                let known: Vec<&str> = self.known.iter().map(|runner| runner.name()).collect();
+                Err(TrainError::Config(format!("run.task = \"{name}\": this program knows {}", known.join(", "))))
+            }
+        }
+    }
+}
+
+/// A task with its types erased.
+trait Runner {
+    fn name(&self) -> &'static str;
+    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<Outcome, TrainError>;
+    fn eval(
+        &self,
+        source: &ConfigSource,
+        options: &RunOptions,
+        checkpoint: Option<&Path>,
+    ) -> Result<(PathBuf, Evaluation), TrainError>;
+    fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError>;
+}
+
+struct Of<T>(PhantomData<T>);
+
+impl<T: Task> Runner for Of<T> {
+    fn name(&self) -> &'static str {
+        T::NAME
+    }
+
+    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<Outcome, TrainError> {
+        run::train::<T>(source.parse()?, options)
+    }
+
+    fn eval(
+        &self,
+        source: &ConfigSource,
+        options: &RunOptions,
+        checkpoint: Option<&Path>,
+    ) -> Result<(PathBuf, Evaluation), TrainError> {
+        run::eval::<T>(source.parse()?, options, checkpoint)
+    }
+
+    fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError> {
+        bench::step::<T>(source.parse()?, request)
+    }
+}

@@ -1,0 +1,110 @@
+//! One device's copy of the model and what it does with micro-batches. Lives on its device's thread; [`crate::devices`]
+//! is the only caller and turns panics into errors.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Device, Tensor};
+use hetseq_optim::Layout;
+use hetseq_random::Key;
+
+use crate::flat::{self, Accumulator};
+use crate::loader::Job;
+use crate::task::{Outcome, Pass, Task, Totals};
+
+pub(crate) struct Replica<T: Task> {
+    task: Arc<T>,
+    layout: Arc<Layout>,
+    device: Device,
+    model: T::Model,
+    terms: usize,
+}
+
+/// What a device did for one update: the flat gradient sum with the loss sums of the terms behind it.
+pub(crate) struct Work {
+    pub(crate) flat: Vec<f32>,
+    pub(crate) compute: Duration,
+}
+
+impl<T: Task> Replica<T> {
+    pub(crate) fn new(task: Arc<T>, layout: Arc<Layout>, device: Device) -> Self {
+        let model = task.model(&device);
+        let terms = task.terms().len();
+        Replica { task, layout, device, model, terms }
+    }
+
+    pub(crate) fn load(&mut self, parameters: &Arc<Vec<f32>>) {
+        self.model = flat::load(self.model.clone(), parameters, &self.device);
+    }
+
+    /// Gradients of `sum over terms of scales[t] * loss sum t`, added up over the micro-batches on the device and
+    /// downloaded once. No micro-batches: zeros.
+    pub(crate) fn gradients(&self, jobs: &[Job<T>], scales: &[f32], update_key: Key) -> Result<Work, String> {
+        let start = Instant::now();
+        let mut sums = Accumulator::default();
+        let mut losses: Option<Tensor<1>> = None;
+        for job in jobs {
+            let keys = job.samples.iter().map(|&sample| update_key.index(u64::from(sample))).collect();
+            let outcome = self.forward(job, keys)?;
+            let minimised = outcome
+                .losses
+                .iter()
+                .zip(scales)
+                .map(|(loss, &scale)| loss.clone() * scale)
+                .reduce(|a, b| a + b)
+                .ok_or("the task returned no loss")?;
+            let terms = Tensor::cat(outcome.losses, 0).inner();
+            losses = Some(match losses {
+                Some(sum) => sum + terms,
+                None => terms,
+            });
+            let mut gradients = minimised.backward();
+            sums.add(&self.model, &mut gradients);
+        }
+        let mut flat = vec![0.0; self.layout.len() + self.terms];
+        let (gradient, tail) = flat.split_at_mut(self.layout.len());
+        sums.download(&self.layout, gradient)?;
+        if let Some(losses) = losses {
+            flat::copy_out(losses, tail)?;
+        }
+        Ok(Work { flat, compute: start.elapsed() })
+    }
+
+    /// Sums of losses and scores, without gradients and without dropout.
+    pub(crate) fn evaluate(&self, jobs: &[Job<T>]) -> Result<Totals, String> {
+        let mut totals = Totals { counts: vec![0; self.terms], losses: vec![0.0; self.terms], ..Totals::default() };
+        for job in jobs {
+            let outcome = self.forward(job, Vec::new())?;
+            totals.samples += job.samples.len() as u64;
+            add(&mut totals.counts, self.task.counts(&job.batch));
+            add(&mut totals.losses, scalars(outcome.losses)?);
+            add(&mut totals.scores, scalars(outcome.scores)?);
+        }
+        Ok(totals)
+    }
+
+    fn forward(&self, job: &Job<T>, keys: Vec<Key>) -> Result<Outcome, String> {
+        let outcome = self.task.forward(&self.model, &job.batch, &Pass { device: self.device.clone(), keys });
+        if outcome.losses.len() == self.terms {
+            return Ok(outcome);
+        }
+        Err(format!("the task names {} loss terms but its forward pass gave {}", self.terms, outcome.losses.len()))
+    }
+}
+
+fn scalars(sums: Vec<Tensor<1>>) -> Result<Vec<f64>, String> {
+    sums.into_iter()
+        .map(|sum| {
+            let mut value = [0.0f32];
+            flat::copy_out(sum.inner(), &mut value).map(|()| f64::from(value[0]))
+        })
+        .collect()
+}
+
+/// Element-wise `sums += more`; grows `sums` where `more` is longer.
+pub(crate) fn add<N: Copy + Default + std::ops::AddAssign>(sums: &mut Vec<N>, more: Vec<N>) {
+    sums.resize(sums.len().max(more.len()), N::default());
+    for (sum, value) in sums.iter_mut().zip(more) {
+        *sum += value;
+    }
+}

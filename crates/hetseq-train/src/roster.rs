@@ -1,0 +1,61 @@
+//! Who is in the group: every device of every rank, in one order that all ranks share. Exchanged once per group.
+
+use std::ops::Range;
+
+use hetseq_comm::Group;
+use hetseq_data::{DataError, DeviceLoad, Pace, Share, Split, share};
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) device: String,
+    /// The device's part of its rank's `--weight`.
+    pub(crate) weight: f64,
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) max_samples: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Roster {
+    /// (rank, device), rank by rank.
+    pub(crate) members: Vec<(usize, Member)>,
+    /// Which of them belong to this rank.
+    pub(crate) mine: Range<usize>,
+}
+
+impl Roster {
+    pub(crate) fn exchange(group: &mut Group, mine: &[Member]) -> Result<Self, TrainError> {
+        let bytes = postcard::to_stdvec(mine).map_err(|error| undecodable(0, &error))?;
+        let mut members = Vec::new();
+        let mut range = 0..0;
+        for (rank, bytes) in group.agree(&bytes)?.iter().enumerate() {
+            let theirs: Vec<Member> = postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+            let first = members.len();
+            members.extend(theirs.into_iter().map(|member| (rank, member)));
+            if rank == group.rank() {
+                range = first..members.len();
+            }
+        }
+        Ok(Roster { members, mine: range })
+    }
+
+    /// Who computes which part of an update whose samples cost `tokens`.
+    pub(crate) fn share(&self, pace: &Pace, split: Split, tokens: &[u32]) -> Result<Vec<Share>, DataError> {
+        let weights: Vec<f64> = self.members.iter().map(|(_, member)| member.weight).collect();
+        let caps: Vec<_> = self.members.iter().map(|(_, member)| (member.max_tokens, member.max_samples)).collect();
+        let loads: Vec<DeviceLoad> = pace.loads(split, &weights, &caps);
+        share(tokens, &loads)
+    }
+}
+
+/// What cannot be read came from a program of another version, or was garbled past the checksums.
+pub(crate) fn undecodable(rank: usize, error: &postcard::Error) -> TrainError {
+    TrainError::Disagreement {
+        update: 0,
+        what: "the form of messages",
+        detail: format!("rank {rank}: {error}"),
+        last: "the last checkpoint".to_owned(),
+    }
+}

@@ -1,0 +1,183 @@
+//! From `run.toml` and `--set` to a typed [`Config`]: a wrong key is named with file, line and the nearest right one.
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use crate::config::Config;
+use crate::error::TrainError;
+
+/// What the user gave: the text of a config file and the values set on the command line, not yet typed.
+#[derive(Debug, Clone)]
+pub struct ConfigSource {
+    path: PathBuf,
+    text: String,
+    sets: Vec<String>,
+}
+
+impl ConfigSource {
+    pub fn read(path: &Path, sets: &[String]) -> Result<Self, TrainError> {
+        let text = fs_err::read_to_string(path).map_err(|error| TrainError::Config(error.to_string()))?;
+        Ok(ConfigSource { path: path.to_owned(), text, sets: sets.to_vec() })
+    }
+
+    pub fn from_text(name: &str, text: String, sets: &[String]) -> Self {
+        ConfigSource { path: PathBuf::from(name), text, sets: sets.to_vec() }
+    }
+
+    /// The task's name, needed before its table can be typed.
+    pub fn task(&self) -> Result<String, TrainError> {
+        let task = self.table()?.get("run").and_then(|run| run.get("task")).cloned();
+        match task {
+            Some(Value::String(name)) => Ok(name),
+            _ => Err(TrainError::Config(format!(
+                "{}: run.task is missing; add `task = \"images\"` under [run]",
+                self.path.display()
+            ))),
+        }
+    }
+
+    pub fn parse<C: DeserializeOwned>(&self) -> Result<Config<C>, TrainError> {
+        // The file as it stands first, so that its errors have a line; then each `--set` by itself, to name the culprit.
+        // A file may leave out what `--set` gives, so "missing" is only an error at the end.
+        if let Err(error) = toml::from_str::<Config<C>>(&self.text)
+            && !(error.message().starts_with("missing field") && !self.sets.is_empty())
+        {
+            return Err(TrainError::Config(self.explain(&error)));
+        }
+        let mut table = self.file_table()?;
+        for set in &self.sets {
+            apply(&mut table, set).map_err(TrainError::Config)?;
+            if let Err(error) = Config::<C>::deserialize_table(&table)
+                && !error.message().starts_with("missing field")
+            {
+                return Err(TrainError::Config(format!("--set {set}: {}", suggest(error.message()))));
+            }
+        }
+        let mut config = Config::<C>::deserialize_table(&table)
+            .map_err(|error| TrainError::Config(format!("{}: {}", self.path.display(), suggest(error.message()))))?;
+        let stem = self.path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
+        config.run.dir.get_or_insert_with(|| Path::new("runs").join(&*stem));
+        config.check().map_err(|reason| TrainError::Config(format!("{}: {reason}", self.path.display())))?;
+        Ok(config)
+    }
+
+    /// The file with everything set, untyped.
+    fn table(&self) -> Result<Table, TrainError> {
+        let mut table = self.file_table()?;
+        for set in &self.sets {
+            apply(&mut table, set).map_err(TrainError::Config)?;
+        }
+        Ok(table)
+    }
+
+    fn file_table(&self) -> Result<Table, TrainError> {
+        self.text.parse().map_err(|error| TrainError::Config(self.explain(&error)))
+    }
+
+    fn explain(&self, error: &toml::de::Error) -> String {
+        let line = error.span().map_or(1, |span| 1 + self.text[..span.start].matches('\n').count());
+        format!("{}:{line}: {}", self.path.display(), suggest(error.message()))
+    }
+}
+
+impl<C: DeserializeOwned> Config<C> {
+    fn deserialize_table(table: &Table) -> Result<Self, toml::de::Error> {
+        Value::Table(table.clone()).try_into()
+    }
+}
+
+/// `a.b=c`: `c` is read as TOML, and as a plain string if it is none.
+fn apply(table: &mut Table, set: &str) -> Result<(), String> {
+    let (key, value) = set.split_once('=').ok_or_else(|| format!("--set {set}: say --set section.key=value"))?;
+    let parsed = format!("value = {value}").parse::<Table>().ok().and_then(|mut parsed| parsed.remove("value"));
+    let value = parsed.unwrap_or_else(|| Value::String(value.to_owned()));
+    let mut path: Vec<&str> = key.trim().split('.').collect();
+    let last = path.pop().filter(|_| !path.is_empty() && path.iter().all(|part| !part.is_empty()));
+    let last = last.ok_or_else(|| format!("--set {set}: a key has a section, such as optim.lr"))?;
+    let mut at = table;
+    for part in path {
+        at = match at.entry(part).or_insert_with(|| Value::Table(Table::new())) {
+            Value::Table(inner) => inner,
+            _ => return Err(format!("--set {set}: `{part}` is a value, not a section")),
+        };
+    }
+    at.insert(last.to_owned(), value);
+    Ok(())
+}
+
+/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a sentence that names the nearest.
+fn suggest(message: &str) -> String {
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let kind = ["field", "variant"].into_iter().find(|kind| message.starts_with(&format!("unknown {kind} `")));
+    let (Some(kind), [wrong, known @ ..]) = (kind, &quoted[..]) else {
+        return message.trim_end().to_owned();
+    };
+    let noun = if kind == "field" { "key" } else { "value" };
+    let nearest = known
+        .iter()
+        .map(|name| (strsim::normalized_damerau_levenshtein(wrong, name), name))
+        .filter(|(likeness, _)| *likeness >= 0.4)
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    let hint = nearest.map_or_else(String::new, |(_, name)| format!(" Did you mean `{name}`?"));
+    format!("unknown {noun} `{wrong}`.{hint} Known here: {}", known.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::{Deserialize, Serialize};
+
+    use super::*;
+
+    #[derive(Debug, Serialize, Deserialize, PartialEq, Clone)]
+    #[serde(deny_unknown_fields)]
+    struct Toy {
+        data: String,
+        #[serde(default)]
+        dropout: f32,
+    }
+
+    const TEXT: &str = "[run]\ntask = \"toy\"\nmax_updates = 3\n[task]\ndata = \"x\"\n[batch]\nglobal = 8\n\
+                        [optim]\nname = \"sgd\"\nlr = 0.1\n";
+
+    fn parse(text: &str, sets: &[&str]) -> Result<Config<Toy>, String> {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        ConfigSource::from_text("toy.toml", text.to_owned(), &sets).parse().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_config_and_its_sets() {
+        let config =
+            parse(TEXT, &["optim.lr=0.5", "task.data=/a b", "batch.global=64 tokens", "comm.silence_s=5.0"]).unwrap();
+        assert_eq!((config.optim.lr, config.task.data.as_str()), (0.5, "/a b"));
+        assert_eq!(config.batch.global, hetseq_data::GlobalBatch::Tokens(64));
+        assert_eq!(config.run.dir, Some(PathBuf::from("runs/toy")));
+    }
+
+    #[test]
+    fn a_wrong_key_names_file_line_and_nearest() {
+        let error = parse(&TEXT.replace("lr =", "lrr ="), &[]).unwrap_err();
+        assert!(error.starts_with("toy.toml:10: unknown key `lrr`. Did you mean `lr`?"), "{error}");
+        let error = parse(&TEXT.replace("data =", "dta ="), &[]).unwrap_err();
+        assert!(error.starts_with("toy.toml:5: unknown key `dta`. Did you mean `data`?"), "{error}");
+        let error = parse(TEXT, &["optim.clip_nrom=1"]).unwrap_err();
+        assert!(error.starts_with("--set optim.clip_nrom=1: unknown key `clip_nrom`. Did you mean `clip_norm`"));
+        let error = parse(&TEXT.replace("sgd", "sdg"), &[]).unwrap_err();
+        assert!(error.contains("toy.toml:9: unknown value `sdg`. Did you mean `sgd`?"), "{error}");
+    }
+
+    #[test]
+    fn what_is_missing_may_come_from_set() {
+        let without = TEXT.replace("data = \"x\"\n", "");
+        assert!(parse(&without, &[]).unwrap_err().contains("missing field `data`"));
+        assert_eq!(parse(&without, &["task.data=y"]).unwrap().task.data, "y");
+    }
+
+    #[test]
+    fn broken_sets() {
+        for bad in ["lr=1", "optim.lr", "optim.lr.x=1", ".lr=1"] {
+            assert!(parse(TEXT, &[bad]).is_err(), "{bad}");
+        }
+    }
+}

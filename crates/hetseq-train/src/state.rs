@@ -1,0 +1,183 @@
+//! All that a resume needs beside the flat buffers. Small; stored as `trainer/state.json` and sent from rank 0 to all.
+
+use std::collections::BTreeMap;
+
+use hetseq_data::Cursor;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, Reset};
+
+/// Raised when the meaning of a stored field changes.
+pub(crate) const FORMAT: u32 = 1;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub(crate) format: u32,
+    pub(crate) version: String,
+    pub(crate) task: String,
+    pub(crate) cursor: Cursor,
+    /// The update at which the schedule began; not zero after `--reset schedule`.
+    pub(crate) schedule_start: u64,
+    pub(crate) optimizer: String,
+    pub(crate) scalars: BTreeMap<String, f64>,
+    pub(crate) plan: PlanKeys,
+    pub(crate) best: Option<Best>,
+}
+
+/// What the position in the data depends on: with other values the same position means other samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PlanKeys {
+    #[serde(rename = "run.seed")]
+    pub(crate) seed: u64,
+    #[serde(rename = "batch.global")]
+    pub(crate) global: String,
+    #[serde(rename = "batch.curriculum_epochs")]
+    pub(crate) curriculum_epochs: u64,
+    pub(crate) data: String,
+}
+
+/// The best validation so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Best {
+    pub(crate) metric: String,
+    pub(crate) value: f64,
+    pub(crate) update: u64,
+}
+
+impl Best {
+    /// Whether `value` would be better; metrics that shrink are known by name.
+    pub(crate) fn is_better(best: Option<&Best>, metric: &str, value: f64) -> bool {
+        let smaller = ["loss", "perplexity"].contains(&metric);
+        match best.filter(|best| best.metric == metric) {
+            None => value.is_finite(),
+            Some(best) if smaller => value < best.value,
+            Some(best) => value > best.value,
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn new<C>(config: &Config<C>, data: &str) -> Self {
+        State {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            task: config.run.task.clone(),
+            cursor: Cursor::default(),
+            schedule_start: 0,
+            optimizer: config.optim.name.as_str().to_owned(),
+            scalars: BTreeMap::new(),
+            plan: PlanKeys {
+                seed: config.run.seed,
+                global: config.batch.global.to_string(),
+                curriculum_epochs: config.batch.curriculum_epochs,
+                data: data.to_owned(),
+            },
+            best: None,
+        }
+    }
+
+    /// The epoch of the last update as people count: the first is 1.
+    pub(crate) fn epoch_shown(&self) -> u64 {
+        if self.cursor.update_in_epoch == 0 { self.cursor.epoch.max(1) } else { self.cursor.epoch + 1 }
+    }
+
+    /// This checkpoint's state, to go on under `now`, the state of a new run with the present config. Refuses what would
+    /// silently mean something else.
+    pub(crate) fn resumed(mut self, now: &State, reset: Reset) -> Result<State, String> {
+        if self.format != FORMAT {
+            return Err(format!(
+                "its format is {}, this program writes and reads {FORMAT}: resume with hetseq {}",
+                self.format, self.version
+            ));
+        }
+        if self.task != now.task {
+            return Err(format!("it is of the task {}, the config says {}", self.task, now.task));
+        }
+        if reset.data {
+            (self.cursor.epoch, self.cursor.update_in_epoch) = (0, 0);
+        } else {
+            for (key, then, now) in self.plan.compared(&now.plan) {
+                if then != now {
+                    return Err(format!(
+                        "{key} was {then} and is {now} now, so its position in the data has no meaning. Set it back, \
+                         or start the data afresh with --reset data"
+                    ));
+                }
+            }
+        }
+        if !reset.optimizer && self.optimizer != now.optimizer {
+            return Err(format!(
+                "it holds the state of {}, the config says optim.name = {}. Set it back, or drop the state with \
+                 --reset optimizer",
+                self.optimizer, now.optimizer
+            ));
+        }
+        if reset.schedule {
+            self.schedule_start = self.cursor.updates;
+        }
+        self.plan = now.plan.clone();
+        self.optimizer.clone_from(&now.optimizer);
+        Ok(self)
+    }
+}
+
+impl PlanKeys {
+    fn compared(&self, now: &PlanKeys) -> [(&'static str, String, String); 4] {
+        [
+            ("run.seed", self.seed.to_string(), now.seed.to_string()),
+            ("batch.global", self.global.clone(), now.global.clone()),
+            ("batch.curriculum_epochs", self.curriculum_epochs.to_string(), now.curriculum_epochs.to_string()),
+            ("the data", self.data.clone(), now.data.clone()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        State {
+            format: FORMAT,
+            version: "0".to_owned(),
+            task: "images".to_owned(),
+            cursor: Cursor { epoch: 2, update_in_epoch: 3, updates: 43, samples: 999 },
+            schedule_start: 0,
+            optimizer: "adam".to_owned(),
+            scalars: BTreeMap::new(),
+            plan: PlanKeys { seed: 1, global: "64".to_owned(), curriculum_epochs: 0, data: "aa".to_owned() },
+            best: None,
+        }
+    }
+
+    #[test]
+    fn the_position_needs_the_same_plan() {
+        let mut now = state();
+        now.plan.global = "32".to_owned();
+        let refusal = state().resumed(&now, Reset::default()).unwrap_err();
+        assert!(refusal.contains("batch.global was 64 and is 32 now"), "{refusal}");
+        let reset = Reset { data: true, ..Reset::default() };
+        let resumed = state().resumed(&now, reset).unwrap();
+        assert_eq!((resumed.cursor.epoch, resumed.cursor.updates), (0, 43));
+        assert_eq!(resumed.plan.global, "32");
+    }
+
+    #[test]
+    fn another_optimizer_needs_a_reset() {
+        let mut now = state();
+        now.optimizer = "sgd".to_owned();
+        assert!(state().resumed(&now, Reset::default()).is_err());
+        let reset = Reset { optimizer: true, schedule: true, data: false };
+        let resumed = state().resumed(&now, reset).unwrap();
+        assert_eq!((resumed.optimizer.as_str(), resumed.schedule_start), ("sgd", 43));
+    }
+
+    #[test]
+    fn what_is_better() {
+        let best = |metric: &str, value| Some(Best { metric: metric.to_owned(), value, update: 1 });
+        assert!(Best::is_better(best("loss", 0.5).as_ref(), "loss", 0.4));
+        assert!(!Best::is_better(best("loss", 0.5).as_ref(), "loss", f64::NAN));
+        assert!(Best::is_better(best("accuracy", 0.5).as_ref(), "accuracy", 0.6));
+        assert!(Best::is_better(best("loss", 0.5).as_ref(), "accuracy", 0.1));
+    }
+}

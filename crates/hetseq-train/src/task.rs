@@ -1,0 +1,124 @@
+//! What a user implements to train something new: where the samples are, what the model is, what the loss is.
+//!
+//! The contract that makes any mix of machines train like one device: **sums, never means**. A task returns the *sum* of
+//! each loss term over a micro-batch, and the count that term is divided by; the trainer adds both over all machines.
+//! And no operation may mix samples (batch norm, in-batch negatives), since a micro-batch is cut as memory allows.
+
+use burn::tensor::{Device, Tensor};
+use hetseq_data::{Costs, DataError};
+use hetseq_models::Network;
+use hetseq_random::Key;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+pub trait Task: Sized + Send + Sync + 'static {
+    /// The value of `run.task` that selects this task.
+    const NAME: &'static str;
+    /// The `[task]` table of the config. Use `#[serde(deny_unknown_fields)]`, so that a misspelt key is named.
+    type Config: Serialize + DeserializeOwned + Clone + Send + Sync + 'static;
+    type Model: Network + 'static;
+    /// The host side of one micro-batch.
+    type Batch: Send + Sync + 'static;
+
+    /// Read the data, check the settings.
+    fn open(config: &Self::Config) -> Result<Self, TaskError>;
+
+    /// Identifies the data: ranks with other data are refused, a resume on other data too.
+    fn fingerprint(&self) -> String;
+
+    /// How many samples there are, and how many tokens each costs (images: all the same).
+    fn costs(&self, which: Which) -> Costs;
+
+    /// The loss terms, in the order of [`Outcome::losses`].
+    fn terms(&self) -> Vec<Term> {
+        vec![Term { name: "loss".to_owned(), weight: 1.0 }]
+    }
+
+    /// Build the model with any values; the trainer fills them in (see [`Network::init`]).
+    fn model(&self, device: &Device) -> Self::Model;
+
+    /// Gather samples into a micro-batch. Runs on a loader thread, ahead of the device.
+    fn collate(&self, samples: &Samples<'_>) -> Result<Self::Batch, TaskError>;
+
+    /// What each term's loss sum is divided by, summed over this micro-batch: samples, masked tokens, ...
+    fn counts(&self, batch: &Self::Batch) -> Vec<u64>;
+
+    /// One forward pass: the loss *sums*, one scalar per term, and when evaluating also the sums behind the metrics.
+    fn forward(&self, model: &Self::Model, batch: &Self::Batch, pass: &Pass) -> Outcome;
+
+    /// Metrics of a whole evaluation, from sums over all ranks.
+    fn metrics(&self, _totals: &Totals) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+}
+
+/// Which part of the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Which {
+    Train,
+    Valid,
+}
+
+/// One loss term: minimised is the sum over terms of `weight * sum of losses / count`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Term {
+    pub name: String,
+    pub weight: f64,
+}
+
+/// What to collate.
+#[derive(Debug)]
+pub struct Samples<'a> {
+    pub which: Which,
+    pub ids: &'a [u32],
+    /// The stream for this epoch; see [`Samples::key`].
+    pub(crate) epoch_key: Key,
+}
+
+impl Samples<'_> {
+    /// Randomness for the sample `id` in this epoch: augmentation, masking. The same on whatever worker it lands.
+    pub fn key(&self, id: u32) -> Key {
+        self.epoch_key.index(u64::from(id))
+    }
+}
+
+/// The circumstances of a forward pass.
+#[derive(Debug)]
+pub struct Pass {
+    pub device: Device,
+    /// One key per sample of the micro-batch for dropout; empty when evaluating, which switches dropout off.
+    pub keys: Vec<Key>,
+}
+
+impl Pass {
+    pub fn is_training(&self) -> bool {
+        !self.keys.is_empty()
+    }
+}
+
+/// What a forward pass gives.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The loss sum of each term.
+    pub losses: Vec<Tensor<1>>,
+    /// Sums behind the metrics (such as the number of right answers); only looked at when evaluating.
+    pub scores: Vec<Tensor<1>>,
+}
+
+/// Sums of a whole evaluation.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Totals {
+    pub samples: u64,
+    pub counts: Vec<u64>,
+    pub losses: Vec<f64>,
+    pub scores: Vec<f64>,
+}
+
+#[derive(Debug, Error)]
+pub enum TaskError {
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("{0}")]
+    Other(String),
+}

@@ -1,0 +1,3 @@
+//! The tasks that come with HetSeq, one file each.
+
+pub mod images;

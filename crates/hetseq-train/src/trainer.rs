@@ -1,0 +1,299 @@
+//! The loop. Every rank runs it in step: plan, agree, compute, reduce, step, observe, save.
+
+mod milestones;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use hetseq_comm::Shards;
+use hetseq_data::{Pace, Share, Split};
+use hetseq_metrics::{Event, Workers};
+use hetseq_optim::{Optimizer, clip_factor, global_norm, lr};
+use hetseq_random::Key;
+
+use crate::checkpoint::Checkpoints;
+use crate::config::Config;
+use crate::crew::Crew;
+use crate::devices::LocalSum;
+use crate::error::TrainError;
+use crate::header::{self, Agreed, DeviceTime, Header};
+use crate::itinerary::{Itinerary, Stop};
+use crate::loader::{Loader, Order, Prepared};
+use crate::observer::{Observer, at_update};
+use crate::roster::undecodable;
+use crate::signals::StopFlag;
+use crate::state::State;
+use crate::task::{Task, Term, Which};
+
+pub(crate) struct Trainer<T: Task> {
+    pub(crate) crew: Crew<T>,
+    pub(crate) config: Config<T::Config>,
+    pub(crate) config_text: String,
+    pub(crate) state: State,
+    pub(crate) parameters: Arc<Vec<f32>>,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) itinerary: Itinerary,
+    pub(crate) total_updates: u64,
+    pub(crate) checkpoints: Checkpoints,
+    pub(crate) observer: Observer,
+    pub(crate) stop: StopFlag,
+    pub(crate) terms: Vec<Term>,
+    pub(crate) loader: Loader<T>,
+    pub(crate) valid_loader: Loader<T>,
+    pub(crate) pace: Pace,
+    pub(crate) pulse: Pulse,
+    pub(crate) workers: Workers,
+    /// The update that was last validated, and the one last saved or resumed from.
+    pub(crate) last_valid: Option<u64>,
+    pub(crate) last_saved: Option<u64>,
+}
+
+/// What the next header has to say of the last update, and what was ordered ahead.
+#[derive(Default)]
+pub(crate) struct Pulse {
+    /// Work of all devices in the updates that were ordered from the loader and not yet done.
+    ordered: VecDeque<Vec<DeviceTime>>,
+    last: Vec<DeviceTime>,
+    last_seconds: f64,
+    checksum: Option<u64>,
+    /// Updates done by this process group; the even phase of a measured split counts these.
+    done: u64,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Finished,
+    Stopped,
+}
+
+/// The reduced gradient, with what was learnt on the way.
+struct Global {
+    flat: Vec<f32>,
+    losses: Vec<f64>,
+    norm: f64,
+}
+
+impl<T: Task> Trainer<T> {
+    pub(crate) fn run(&mut self) -> Result<End, TrainError> {
+        self.crew.devices.load(&self.parameters)?;
+        self.order_at(self.state.cursor.clone())?;
+        while let Some(update) = self.itinerary.at(&self.state.cursor) {
+            let started = Instant::now();
+            let work = self.loader.take()?;
+            let agreed = self.agree(&update, &work)?;
+            self.order_ahead(&update)?;
+            let local = self.gradients(&update, work, &agreed)?;
+            let global = self.reduce(local)?;
+            self.step(&global, &agreed)?;
+            self.crew.devices.load(&self.parameters)?;
+            self.state.cursor.advance(update.samples.len() as u64, update.updates_in_epoch);
+            self.observe(&update, &global, &agreed, started);
+            self.pass_milestones(&update, agreed.stop)?;
+            if agreed.stop {
+                self.settle()?;
+                return Ok(End::Stopped);
+            }
+        }
+        self.finish()?;
+        self.settle()?;
+        Ok(End::Finished)
+    }
+
+    /// The tiny exchange before the backward pass.
+    fn agree(&mut self, update: &Stop, work: &Prepared<T>) -> Result<Agreed, TrainError> {
+        let mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+        self.exchange(&mine, update.samples.len() as u64)
+    }
+
+    fn header(&mut self, plan: u64, samples: u64, counts: Vec<u64>) -> Header {
+        let updates = self.state.cursor.updates;
+        let since = updates.saturating_sub(self.state.schedule_start);
+        let total = self.total_updates.saturating_sub(self.state.schedule_start);
+        Header {
+            update: updates,
+            plan,
+            layout: self.crew.layout.hash(),
+            samples,
+            counts,
+            stop: self.stop.is_set(),
+            lr: lr(&self.config.optim.schedule, self.config.optim.lr, total, since),
+            checksum: self.pulse.checksum.take(),
+            last: std::mem::take(&mut self.pulse.last),
+        }
+    }
+
+    fn exchange(&mut self, mine: &Header, expected: u64) -> Result<Agreed, TrainError> {
+        self.crew.group.at(at_update(mine.update + 1));
+        let bytes = postcard::to_stdvec(mine).map_err(|error| undecodable(self.crew.group.rank(), &error))?;
+        let mut headers = Vec::new();
+        for (rank, bytes) in self.crew.group.agree(&bytes)?.iter().enumerate() {
+            headers.push(postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?);
+        }
+        let agreed = header::agree(&headers, expected).map_err(|conflict| TrainError::Disagreement {
+            update: mine.update + 1,
+            what: conflict.what,
+            detail: conflict.detail,
+            last: self.last_checkpoint(),
+        })?;
+        for (device, time) in agreed.last.iter().enumerate() {
+            self.pace.observe(device, time.tokens, time.micros);
+        }
+        if !agreed.last.is_empty() {
+            let work = agreed.last.iter().map(|time| (time.samples, time.micros as f64 * 1e-6));
+            self.workers.observe(self.pulse.last_seconds, work);
+        }
+        Ok(agreed)
+    }
+
+    /// Order the work after `update` from the loader: its split follows from what has just been agreed.
+    fn order_ahead(&mut self, update: &Stop) -> Result<(), TrainError> {
+        let mut next = self.state.cursor.clone();
+        next.advance(update.samples.len() as u64, update.updates_in_epoch);
+        self.order_at(next)
+    }
+
+    fn order_at(&mut self, cursor: hetseq_data::Cursor) -> Result<(), TrainError> {
+        let Some(update) = self.itinerary.at(&cursor) else { return Ok(()) };
+        let shares = self.crew.roster.share(&self.pace, self.split(), &update.tokens)?;
+        self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());
+        let devices = shares[self.crew.roster.mine.clone()]
+            .iter()
+            .map(|share| share.micro.iter().map(|range| update.samples[range.clone()].to_vec()).collect())
+            .collect();
+        self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
+    }
+
+    fn split(&self) -> Split {
+        match self.config.batch.split {
+            Split::Measured if self.pulse.done < self.config.batch.even_updates => Split::Equal,
+            split => split,
+        }
+    }
+
+    fn gradients(&mut self, update: &Stop, work: Prepared<T>, agreed: &Agreed) -> Result<LocalSum, TrainError> {
+        self.observer.audit(self.state.cursor.updates + 1, update.epoch + 1, || {
+            work.devices.iter().flatten().flat_map(|job| job.samples.iter().copied()).collect()
+        })?;
+        let weights: Vec<f64> = self.terms.iter().map(|term| term.weight).collect();
+        let scales = header::scales(&weights, &agreed.counts);
+        let update_key = Key::root(self.config.run.seed).name("dropout").index(self.state.cursor.updates);
+        let local = self.crew.devices.gradients(work.devices, scales, update_key)?;
+        let ordered = self.pulse.ordered.pop_front().unwrap_or_default();
+        let mine = ordered.get(self.crew.roster.mine.clone()).unwrap_or_default();
+        self.pulse.last = mine
+            .iter()
+            .zip(&local.compute)
+            .map(|(time, compute)| DeviceTime { micros: compute.as_micros() as u64, ..*time })
+            .collect();
+        Ok(local)
+    }
+
+    /// The sum over all ranks; the losses ride behind the gradients.
+    fn reduce(&mut self, local: LocalSum) -> Result<Global, TrainError> {
+        let mut flat = local.flat;
+        let shards = Shards::even(flat.len(), self.crew.group.world());
+        self.crew.group.reduce_scatter(&mut flat, &shards)?;
+        self.crew.group.all_gather(&mut flat, &shards)?;
+        let losses = flat.split_off(self.crew.layout.len()).into_iter().map(f64::from).collect();
+        let norm = global_norm(&flat);
+        Ok(Global { flat, losses, norm })
+    }
+
+    fn step(&mut self, global: &Global, agreed: &Agreed) -> Result<(), TrainError> {
+        let update = self.state.cursor.updates + 1;
+        self.observer.gradient(update, &self.crew.layout, &global.flat)?;
+        if !global.norm.is_finite() {
+            let loss = self.losses(global, agreed).0;
+            return Err(TrainError::NotFinite { update, norm: global.norm, loss, last: self.last_checkpoint() });
+        }
+        let scale = clip_factor(global.norm, self.config.optim.clip_norm);
+        // The devices have dropped their handles by now, so this does not copy.
+        let parameters = Arc::make_mut(&mut self.parameters);
+        self.optimizer.step(parameters, &global.flat, scale, agreed.lr as f32);
+        Ok(())
+    }
+
+    /// The weighted loss and each term's.
+    fn losses(&self, global: &Global, agreed: &Agreed) -> (f64, BTreeMap<String, f64>) {
+        let means = mean_losses(&global.losses, &agreed.counts);
+        (weighted(&self.terms, &means), named(&self.terms, &means))
+    }
+
+    fn observe(&mut self, update: &Stop, global: &Global, agreed: &Agreed, started: Instant) {
+        let updates = self.state.cursor.updates;
+        let every = self.config.run.checksum_every;
+        self.pulse.checksum = (every > 0 && updates.is_multiple_of(every)).then(|| checksum(&self.parameters));
+        self.pulse.last_seconds = started.elapsed().as_secs_f64();
+        self.pulse.done += 1;
+        if self.observer.is_telling() {
+            let (loss, terms) = self.losses(global, agreed);
+            self.observer.tell(&Event::Update {
+                update: updates,
+                epoch: update.epoch + 1,
+                loss,
+                terms,
+                samples: update.samples.len() as u64,
+                grad_norm: global.norm,
+                lr: agreed.lr,
+                seconds: self.pulse.last_seconds,
+                checksum: self.pulse.checksum.map(|sum| format!("{sum:016x}")),
+            });
+        }
+        if self.config.batch.split == Split::Measured && self.pulse.done == self.config.batch.even_updates {
+            self.tell_workers();
+            self.workers.reset();
+        }
+    }
+
+    /// A last exchange without work: compares the last checksum and learns the last times.
+    fn settle(&mut self) -> Result<(), TrainError> {
+        let mine = self.header(0, 0, vec![0; self.terms.len()]);
+        self.exchange(&mine, 0)?;
+        self.tell_workers();
+        Ok(())
+    }
+
+    fn tell_workers(&mut self) {
+        let event = Event::Workers { update: self.state.cursor.updates, workers: self.workers.report() };
+        self.observer.tell(&event);
+    }
+}
+
+/// What a device will have computed when it has done its share: tokens as computed, padded to the longest.
+fn work_of(share: &Share, tokens: &[u32]) -> DeviceTime {
+    let mut work = DeviceTime::default();
+    for range in &share.micro {
+        let longest = tokens[range.clone()].iter().copied().max().unwrap_or(0);
+        work.samples += range.len() as u64;
+        work.tokens += u64::from(longest) * range.len() as u64;
+    }
+    work
+}
+
+/// A term that nothing counts for has no mean; it contributes nothing.
+pub(crate) fn mean_losses(sums: &[f64], counts: &[u64]) -> Vec<f64> {
+    sums.iter().zip(counts).map(|(sum, &count)| if count == 0 { 0.0 } else { sum / count as f64 }).collect()
+}
+
+pub(crate) fn weighted(terms: &[Term], means: &[f64]) -> f64 {
+    terms.iter().zip(means).map(|(term, mean)| term.weight * mean).sum()
+}
+
+pub(crate) fn named(terms: &[Term], means: &[f64]) -> BTreeMap<String, f64> {
+    terms.iter().zip(means).map(|(term, mean)| (term.name.clone(), *mean)).collect()
+}
+
+/// Equal on two ranks if and only if their parameters are, bit for bit.
+fn checksum(parameters: &[f32]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    let mut bytes = Vec::with_capacity(1 << 16);
+    for chunk in parameters.chunks(1 << 14) {
+        bytes.clear();
+        bytes.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
+        hasher.update(&bytes);
+    }
+    let hash = hasher.finalize();
+    hash.as_bytes()[..8].iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+}
