@@ -123,10 +123,8 @@ fn listed(metrics: &BTreeMap<String, f64>) -> String {
 
 /// A table of who did how much; also what `hetseq demo` prints.
 pub fn worker_table(workers: &[WorkerReport]) -> Vec<String> {
-    let mut lines = vec![format!(
-        "{:<5} {:<16} {:<8} {:>12} {:>7} {:>6}",
-        "rank", "host", "device", "samples/s", "share", "idle"
-    )];
+    let mut lines =
+        vec![format!("{:<5} {:<16} {:<8} {:>12} {:>7} {:>6}", "rank", "host", "device", "samples/s", "share", "idle")];
     for worker in workers {
         lines.push(format!(
             "{:<5} {:<16} {:<8} {:>12.0} {:>6.1}% {:>5.1}%",

@@ -1,0 +1,199 @@
+//! What can be typed. What it means is in the file of each subcommand.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use hetseq_comm::{Place, PlaceFlags};
+use hetseq_train::{ConfigSource, TrainError};
+
+/// Train neural networks on whatever machines you have: any mix trains like one device.
+///
+/// Start with `hetseq demo`. A run is described by a TOML file (see configs/mnist.toml); any key of it can be set on the
+/// command line with --set section.key=value.
+#[derive(Debug, Parser)]
+#[command(name = "hetseq", version, max_term_width = 100)]
+pub(crate) struct Hetseq {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Train(TrainArgs),
+    Eval(EvalArgs),
+    Demo(DemoArgs),
+    Devices(DevicesArgs),
+    #[command(subcommand)]
+    Bench(BenchArgs),
+    #[command(subcommand)]
+    Prep(PrepArgs),
+}
+
+/// Train, alone or as one rank of several. Goes on from the newest checkpoint if there is one.
+///
+/// Several machines: start the same command on each, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set (or under
+/// Slurm or mpirun, which set their own), or with the --distributed flags. Ctrl-C or SIGTERM on any rank finishes the
+/// update on all ranks, saves, and exits with 75; the same command resumes, also with another number of ranks.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    /// This rank's weight when batch.split = "weights": its part of each update
+    #[arg(long, default_value_t = 1.0, value_name = "W")]
+    pub(crate) weight: f64,
+    /// Where to go on from: `auto` (newest checkpoint of the run), `never` (start anew, move the old aside), or a path
+    #[arg(long, default_value = "auto", value_name = "auto|never|PATH")]
+    pub(crate) resume: String,
+    /// What not to take over from the checkpoint (comma-separated)
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) reset: Vec<ResetWhat>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ResetWhat {
+    /// Moments and step count
+    Optimizer,
+    /// Warm up and decay again from here
+    Schedule,
+    /// Start the data at the first epoch
+    Data,
+}
+
+/// Score a checkpoint on the validation samples; by default the best of the run, else the newest.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    /// The checkpoint directory to score
+    #[arg(long, value_name = "DIR")]
+    pub(crate) checkpoint: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// See it work: three workers of different speed train one model on this machine, on data drawn for the occasion.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Where to keep the run (default: a new directory for temporary files)
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+    /// How many times slower than this machine each worker is
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
+    pub(crate) slowdown: Vec<f64>,
+}
+
+/// List the devices of this machine that can train, with their measured speed.
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchArgs {
+    Step(BenchStepArgs),
+}
+
+/// Time training steps (forward, backward, optimizer), without network or checkpoints.
+#[derive(Debug, Args)]
+pub(crate) struct BenchStepArgs {
+    /// A config whose task to time (default: the image task on drawn digits)
+    pub(crate) config: Option<PathBuf>,
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) sets: Vec<String>,
+    /// As run.devices; several are timed in turn, interleaved
+    #[arg(long, default_values = ["cpu:1", "cpu"])]
+    pub(crate) devices: Vec<String>,
+    /// Samples per update
+    #[arg(long, default_value_t = 256)]
+    pub(crate) batch: usize,
+    #[arg(long, default_value_t = 20)]
+    pub(crate) steps: usize,
+    #[arg(long, default_value_t = 3)]
+    pub(crate) warmup: usize,
+    /// Rounds over the devices; medians of the rounds are reported
+    #[arg(long, default_value_t = 5)]
+    pub(crate) rounds: usize,
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Make training data.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PrepArgs {
+    Digits(PrepDigitsArgs),
+}
+
+/// Draw digits and write them as idx files in the layout of MNIST: data to try things with, without a download.
+#[derive(Debug, Args)]
+pub(crate) struct PrepDigitsArgs {
+    pub(crate) dir: PathBuf,
+    #[arg(long, default_value_t = 9000)]
+    pub(crate) train: usize,
+    #[arg(long, default_value_t = 1000)]
+    pub(crate) test: usize,
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    /// The run's TOML file, or a run directory (its config.toml)
+    #[arg(value_name = "CONFIG")]
+    path: PathBuf,
+    /// Set a key of the config: optim.lr=0.001, batch.global="4096 tokens"
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl ConfigArgs {
+    pub(crate) fn source(&self) -> Result<ConfigSource, TrainError> {
+        read_config(&self.path, &self.sets)
+    }
+}
+
+pub(crate) fn read_config(path: &Path, sets: &[String]) -> Result<ConfigSource, TrainError> {
+    let inside = path.join("config.toml");
+    ConfigSource::read(if path.is_dir() { &inside } else { path }, sets)
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Place among the ranks (else from RANK/WORLD_SIZE/MASTER_*, SLURM_*, OMPI_*)")]
+pub(crate) struct PlaceArgs {
+    /// Where rank 0 listens: tcp://host:port
+    #[arg(long, value_name = "URL")]
+    distributed_init_method: Option<String>,
+    #[arg(long, value_name = "N")]
+    distributed_world_size: Option<usize>,
+    #[arg(long, value_name = "R")]
+    distributed_rank: Option<usize>,
+}
+
+impl PlaceArgs {
+    pub(crate) fn find(&self) -> anyhow::Result<Place> {
+        let flags = PlaceFlags {
+            init_method: self.distributed_init_method.clone(),
+            world_size: self.distributed_world_size,
+            rank: self.distributed_rank,
+        };
+        Place::find(&flags, &|name| std::env::var(name).ok()).map_err(|error| UsageError(error.to_string()).into())
+    }
+}
+
+/// Something typed that cannot be meant: exit code 2.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}

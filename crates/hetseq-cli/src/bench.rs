@@ -1,0 +1,81 @@
+//! `hetseq bench`.
+
+use std::process::ExitCode;
+
+use hetseq_train::bench::{StepReport, StepRequest};
+use hetseq_train::{ConfigSource, Tasks};
+
+use crate::args::{BenchArgs, BenchStepArgs, read_config};
+use crate::eval::print_line;
+use crate::prep::write_digits;
+
+/// The image task with a fixed batch; the data are drawn.
+const DIGITS: &str = "[run]\ntask = \"images\"\nmax_updates = 1\n[task]\ndropout = 0.25\n[batch]\nglobal = 1\n\
+                      [optim]\nname = \"adam\"\nlr = 0.001\n";
+
+pub(crate) fn bench(tasks: &Tasks, args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    match args {
+        BenchArgs::Step(args) => step(tasks, args),
+    }
+}
+
+fn step(tasks: &Tasks, args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
+    let scratch = Scratch::new()?;
+    let source = match &args.config {
+        Some(path) => read_config(path, &args.sets)?,
+        None => {
+            write_digits(&scratch.0, 1024, 16, 1)?;
+            let mut sets = vec![format!("task.data={:?}", scratch.0.display().to_string())];
+            sets.extend(args.sets.iter().cloned());
+            ConfigSource::from_text("bench", DIGITS.to_owned(), &sets)
+        }
+    };
+    let mut rounds: Vec<Vec<StepReport>> = vec![Vec::new(); args.devices.len()];
+    for round in 0..args.rounds.max(1) {
+        for (devices, reports) in args.devices.iter().zip(&mut rounds) {
+            eprintln!("round {}/{}: {devices}", round + 1, args.rounds);
+            let request =
+                StepRequest { devices: devices.clone(), batch: args.batch, steps: args.steps, warmup: args.warmup };
+            reports.push(tasks.bench_step(&source, &request)?);
+        }
+    }
+    let medians: Vec<StepReport> = rounds.into_iter().filter_map(median).collect();
+    for (name, report) in args.devices.iter().zip(&medians) {
+        let speed_up = report.samples_per_second / medians[0].samples_per_second;
+        if args.json {
+            let mut object = serde_json::to_value(report)?;
+            object["run_devices"] = name.as_str().into();
+            object["speed_up"] = speed_up.into();
+            print_line(&object.to_string());
+        } else {
+            print_line(&format!(
+                "{name:<8} {} devices: {:.1} ms a step, {:.0} samples/s, {:.2} cores busy, {speed_up:.2} times the first",
+                report.devices, report.step_ms, report.samples_per_second, report.cpu_over_wall
+            ));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The round with the median step time.
+fn median(mut rounds: Vec<StepReport>) -> Option<StepReport> {
+    rounds.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
+    rounds.get(rounds.len() / 2).cloned()
+}
+
+/// A directory that goes away with the process.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new() -> anyhow::Result<Self> {
+        let path = std::env::temp_dir().join(format!("hetseq-bench-{}", std::process::id()));
+        fs_err::create_dir_all(&path)?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        _ = fs_err::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,37 @@
+//! `hetseq eval`.
+
+use std::process::ExitCode;
+
+use hetseq_train::{Reset, Resume, RunOptions, Tasks};
+
+use crate::args::EvalArgs;
+use crate::train::secret;
+
+pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
+    let source = args.config.source()?;
+    let place = args.place.find()?;
+    let rank = place.rank;
+    let options = RunOptions { place, weight: 1.0, resume: Resume::Auto, reset: Reset::default(), secret: secret() };
+    let (path, evaluation) = tasks.eval(&source, &options, args.checkpoint.as_deref())?;
+    if rank == 0 {
+        if args.json {
+            let mut object = serde_json::to_value(&evaluation)?;
+            object["checkpoint"] = path.display().to_string().into();
+            print_line(&object.to_string());
+        } else {
+            print_line(&format!("checkpoint  {}", path.display()));
+            print_line(&format!("samples     {}", evaluation.samples));
+            print_line(&format!("loss        {:.6}", evaluation.loss));
+            for (name, value) in &evaluation.metrics {
+                print_line(&format!("{name:<11} {value:.6}"));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Results go to standard output; a reader that went away is no reason to fail.
+pub(crate) fn print_line(line: &str) {
+    use std::io::Write;
+    _ = writeln!(std::io::stdout(), "{line}");
+}

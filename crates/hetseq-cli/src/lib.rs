@@ -1,0 +1,59 @@
+//! The `hetseq` command as a library, so that a binary with a user's own tasks has the same subcommands.
+//!
+//! Logs and progress go to standard error, results to standard output. Exit codes: 0 done, 1 failed, 2 usage or config,
+//! 75 stopped by a signal with a checkpoint saved.
+
+mod allocator;
+mod args;
+mod bench;
+mod demo;
+mod devices;
+mod eval;
+mod prep;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use hetseq_train::{Tasks, TrainError};
+
+use args::{Command, Hetseq};
+
+/// Parse the command line and do what it says.
+pub fn main(tasks: Tasks) -> ExitCode {
+    allocator::keep_freed_memory();
+    let args = match Hetseq::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            _ = error.print();
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if asked { ExitCode::SUCCESS } else { usage() };
+        }
+    };
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().init();
+    let done = match args.command {
+        Command::Train(args) => train::train(&tasks, &args),
+        Command::Eval(args) => eval::eval(&tasks, &args),
+        Command::Demo(args) => demo::demo(&args),
+        Command::Devices(args) => devices::devices(&args),
+        Command::Bench(args) => bench::bench(&tasks, &args),
+        Command::Prep(args) => prep::prep(&args),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
+            || error.downcast_ref::<args::UsageError>().is_some();
+        if is_usage { usage() } else { ExitCode::FAILURE }
+    })
+}
+
+/// Wrong usage, config or data: trying again without a change is pointless.
+fn usage() -> ExitCode {
+    ExitCode::from(2)
+}
+
+/// Stopped by a signal, saved: what schedulers take as "start it again" (EX_TEMPFAIL).
+fn stopped() -> ExitCode {
+    ExitCode::from(75)
+}
