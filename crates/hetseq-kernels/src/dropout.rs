@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-        tensor.into_data().to_vec().unwrap()
+        tensor.into_data().try_to_vec().unwrap()
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::replica::{Replica, Work};
 use crate::task::{Task, Totals};
 
 mod spec;
+#[cfg(test)]
+mod tests;
 
 pub use spec::{DeviceSpec, parse_devices};
 

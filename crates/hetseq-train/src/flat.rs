@@ -162,7 +162,7 @@ mod tests {
         struct Values<'a>(&'a mut Vec<f32>);
         impl ModuleVisitor for Values<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                self.0.extend(param.val().into_data().to_vec::<f32>().unwrap());
+                self.0.extend(param.val().into_data().try_to_vec::<f32>().unwrap());
             }
         }
         model.visit(&mut Values(&mut seen));
