@@ -159,7 +159,6 @@ struct Start<T: Task> {
     observer: Observer,
     loader: Loader<T>,
     valid_loader: Loader<T>,
-    resumed: bool,
 }
 
 impl<T: Task> Start<T> {
@@ -176,8 +175,7 @@ impl<T: Task> Start<T> {
         }
         let Restored { parameters, slots, state } = spread(crew, origin)?;
         let mut optimizer = Optimizer::new(&config.optim.optimizer(), &crew.layout)?;
-        let resumed = state.cursor.updates > 0;
-        if resumed && !options.reset.optimizer {
+        if state.cursor.updates > 0 && !options.reset.optimizer {
             optimizer.restore(slots, state.scalars.clone())?;
         }
         let spec = PlanSpec {
@@ -197,7 +195,6 @@ impl<T: Task> Start<T> {
             checkpoints,
             loader: Loader::start(crew.task.clone(), config.run.seed)?,
             valid_loader: Loader::start(crew.task.clone(), config.run.seed)?,
-            resumed,
         })
     }
 
@@ -210,8 +207,6 @@ impl<T: Task> Start<T> {
             pace: Pace::new(crew.roster.members.len()),
             terms: crew.task.terms(),
             total_updates: self.itinerary.total_updates(&self.state.cursor),
-            last_saved: self.resumed.then_some(self.state.cursor.updates),
-            last_valid: None,
             parameters: Arc::new(self.parameters),
             config_text: self.config_text,
             state: self.state,

@@ -44,9 +44,6 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) pace: Pace,
     pub(crate) pulse: Pulse,
     pub(crate) workers: Workers,
-    /// The update that was last validated, and the one last saved or resumed from.
-    pub(crate) last_valid: Option<u64>,
-    pub(crate) last_saved: Option<u64>,
 }
 
 /// What the next header has to say of the last update, and what was ordered ahead.
@@ -96,7 +93,6 @@ impl<T: Task> Trainer<T> {
                 return Ok(End::Stopped);
             }
         }
-        self.finish()?;
         self.settle()?;
         Ok(End::Finished)
     }

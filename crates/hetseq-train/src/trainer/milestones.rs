@@ -15,25 +15,14 @@ use crate::task::Task;
 use super::Trainer;
 
 impl<T: Task> Trainer<T> {
-    /// Validate and save if they are due after the update just done, and save in any case if the run `stops`.
+    /// Validate and save if they are due after the update just done. A run that stops is saved in any case; one that ends
+    /// is validated and saved.
     pub(super) fn pass_milestones(&mut self, update: &Stop, stops: bool) -> Result<(), TrainError> {
-        let cursor = &self.state.cursor;
+        let cursor = self.state.cursor.clone();
         let (updates, epoch, ended) = (cursor.updates, cursor.epoch, cursor.epoch != update.epoch);
-        let is_best = self.config.valid.every.is_due(updates, epoch, ended) && self.validate()?;
-        let due = self.config.checkpoint.every.is_due(updates, epoch, ended);
-        if due || is_best || stops {
-            self.save()?;
-        }
-        Ok(())
-    }
-
-    /// The end of the run: the last state is validated and saved, if that has not just been done.
-    pub(super) fn finish(&mut self) -> Result<(), TrainError> {
-        let updates = self.state.cursor.updates;
-        if self.last_valid != Some(updates) {
-            self.validate()?;
-        }
-        if self.last_saved != Some(updates) {
+        let ends = self.itinerary.at(&cursor).is_none();
+        let is_best = (ends || self.config.valid.every.is_due(updates, epoch, ended)) && self.validate()?;
+        if stops || ends || is_best || self.config.checkpoint.every.is_due(updates, epoch, ended) {
             self.save()?;
         }
         Ok(())
@@ -42,7 +31,6 @@ impl<T: Task> Trainer<T> {
     /// Whether this is the best so far.
     fn validate(&mut self) -> Result<bool, TrainError> {
         let updates = self.state.cursor.updates;
-        self.last_valid = Some(updates);
         self.crew.group.at(format!("validation after {}", at_update(updates)));
         let split = self.split();
         let Some(evaluation) = evaluate(&mut self.crew, &self.valid_loader, &self.pace, split, &self.terms)? else {
@@ -60,7 +48,6 @@ impl<T: Task> Trainer<T> {
 
     fn save(&mut self) -> Result<(), TrainError> {
         let updates = self.state.cursor.updates;
-        self.last_saved = Some(updates);
         if self.crew.group.rank() != 0 {
             return Ok(());
         }
