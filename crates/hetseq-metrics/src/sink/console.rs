@@ -14,6 +14,9 @@ pub struct Console {
     last_line: Option<Instant>,
     total: u64,
     last_workers: Vec<WorkerReport>,
+    last_valid: Option<String>,
+    best_valid: Option<String>,
+    last_checkpoint: Option<String>,
 }
 
 /// On plain output a line at least this often, however slow the updates.
@@ -24,11 +27,20 @@ impl Console {
     pub fn new(line_every: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
-            let style = "{bar:28.cyan/dim} {pos}/{len} updates  {msg}  {elapsed}<{eta}";
+            let style = "{bar:24.cyan/dim} {pos}/{len}  {msg}  {elapsed}<{eta}";
             bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
-        Console { bar, line_every: line_every.max(1), last_line: None, total: 0, last_workers: Vec::new() }
+        Console {
+            bar,
+            line_every: line_every.max(1),
+            last_line: None,
+            total: 0,
+            last_workers: Vec::new(),
+            last_valid: None,
+            best_valid: None,
+            last_checkpoint: None,
+        }
     }
 
     fn print(&mut self, line: &str) {
@@ -36,6 +48,18 @@ impl Console {
             Some(bar) => bar.suspend(|| _ = writeln!(std::io::stderr(), "{line}")),
             None => _ = writeln!(std::io::stderr(), "{line}"),
         }
+    }
+
+    /// What a person wants to know when a run is over.
+    fn summary(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.last_workers.len() > 1 {
+            lines.extend(worker_table(&self.last_workers));
+        }
+        lines.extend(self.last_valid.as_ref().map(|valid| format!("last valid       {valid}")));
+        lines.extend(self.best_valid.as_ref().map(|valid| format!("best valid       {valid}")));
+        lines.extend(self.last_checkpoint.as_ref().map(|path| format!("last checkpoint  {path}")));
+        lines
     }
 
     fn update_line(&mut self, update: u64, line: &str) {
@@ -82,17 +106,17 @@ impl Sink for Console {
                 self.update_line(*update, &line);
             }
             Event::Valid { update, loss, metrics, seconds, .. } => {
-                let line = format!(
-                    "valid  update {}  loss {loss:.4}{}  ({})",
-                    thousands(*update),
-                    listed(metrics),
-                    duration(*seconds)
-                );
-                self.print(&line);
+                let result = format!("update {}  loss {loss:.4}{}", thousands(*update), listed(metrics));
+                self.print(&format!("valid  {result}  ({})", duration(*seconds)));
+                self.last_valid = Some(result);
             }
             Event::Checkpoint { path, best, .. } => {
                 let mark = if *best { "  (best so far)" } else { "" };
                 self.print(&format!("saved  {}{mark}", path.display()));
+                self.last_checkpoint = Some(path.display().to_string());
+                if *best {
+                    self.best_valid.clone_from(&self.last_valid);
+                }
             }
             Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
             Event::Warning { message } => self.print(&format!("warning: {message}")),
@@ -100,13 +124,10 @@ impl Sink for Console {
                 if let Some(bar) = &self.bar {
                     bar.finish_and_clear();
                 }
-                let workers = std::mem::take(&mut self.last_workers);
-                if workers.len() > 1 {
-                    for line in worker_table(&workers) {
-                        self.print(&line);
-                    }
+                self.print(&format!("{outcome} after update {} in {}", thousands(*update), duration(*seconds)));
+                for line in self.summary() {
+                    self.print(&format!("  {line}"));
                 }
-                self.print(&format!("{outcome} after update {}, {}", thousands(*update), duration(*seconds)));
             }
         }
         Ok(())
