@@ -25,9 +25,9 @@ pub(crate) fn identity<C: Serialize>(config: &Config<C>, data: &str, layout: &La
     let mut identity = Identity::new()
         .with("version", env!("CARGO_PKG_VERSION"))
         .with("data", data)
-        .with("layout", &format!("{:016x}", layout.hash()));
+        .with("layout", format!("{:016x}", layout.hash()));
     for (key, value) in run_keys(config) {
-        identity = identity.with(&key, &value);
+        identity = identity.with(key, value);
     }
     identity
 }

@@ -42,7 +42,7 @@ impl ConfigSource {
         // The file as it stands first, so that its errors have a line; then each `--set` by itself, to name the culprit.
         // A file may leave out what `--set` gives, so "missing" is only an error at the end.
         if let Err(error) = toml::from_str::<Config<C>>(&self.text)
-            && !(error.message().starts_with("missing field") && !self.sets.is_empty())
+            && (self.sets.is_empty() || !error.message().starts_with("missing field"))
         {
             return Err(TrainError::Config(self.explain(&error)));
         }

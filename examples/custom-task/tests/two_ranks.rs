@@ -1,5 +1,7 @@
 //! A task of one's own trains on two ranks like on one: the same losses, and the curve is learnt.
 
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions; the helpers here are test code too
+
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -106,7 +106,7 @@ impl Task for ImageTask {
         let mut pixels = vec![0.0f32; samples.ids.len() * height * width];
         let mut labels = Vec::with_capacity(samples.ids.len());
         let augment = match samples.which {
-            Which::Train => self.config.augment.clone(),
+            Which::Train => self.config.augment,
             Which::Valid => Augment::default(),
         };
         for (&id, out) in samples.ids.iter().zip(pixels.chunks_exact_mut(height * width)) {
