@@ -4,12 +4,14 @@
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code)]
 pub(crate) fn keep_freed_memory() {
-    const ONE_GIB: libc::c_int = 1 << 30;
+    // The largest that glibc takes; it refuses more and keeps its default.
+    const MMAP_THRESHOLD: libc::c_int = 32 << 20;
+    const TRIM_THRESHOLD: libc::c_int = 1 << 30;
     const TOP_PAD: libc::c_int = 64 << 20;
     // SAFETY: mallopt only sets tunables of the allocator; called once, before any other thread exists.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, ONE_GIB);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, ONE_GIB);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD);
         libc::mallopt(libc::M_TOP_PAD, TOP_PAD);
     }
 }

@@ -9,8 +9,8 @@ use burn::tensor::{Device, Tensor};
 use hetseq_kernels::dropout;
 use hetseq_random::Key;
 
-use crate::Network;
 use crate::layers::{Conv2d, Linear};
+use crate::{Init, Network};
 
 #[derive(Module, Debug)]
 pub struct ConvNet {
@@ -20,7 +20,15 @@ pub struct ConvNet {
     fc2: Linear,
 }
 
-impl Network for ConvNet {}
+impl Network for ConvNet {
+    /// A small last layer: at the start all classes are about equally likely, and the loss is that of guessing.
+    fn init(name: &str, shape: &[usize]) -> Init {
+        match name {
+            "fc2.weight" => Init::Normal { std: 0.01 },
+            _ => Init::for_rectifiers(name, shape),
+        }
+    }
+}
 
 impl ConvNet {
     pub fn new(height: usize, width: usize, classes: usize, device: &Device) -> Self {

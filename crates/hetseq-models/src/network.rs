@@ -8,17 +8,9 @@ use hetseq_random::Key;
 
 /// A model that can be trained. Build it with any values (zeros are fine): the trainer fills in the parameters.
 pub trait Network: Module {
-    /// How the parameter `name` (a path such as `conv1.weight`) starts. The default suits networks with rectifiers:
-    /// biases zero, norm weights one, all else normal with variance 2 / fan-in (He et al., 2015).
+    /// How the parameter `name` (a path such as `conv1.weight`) starts; see [`Init::for_rectifiers`].
     fn init(name: &str, shape: &[usize]) -> Init {
-        if name.ends_with("bias") {
-            return Init::Constant(0.0);
-        }
-        match shape {
-            [] | [_] => Init::Constant(1.0),
-            // [out, in, kernel...], as PyTorch lays weights out.
-            [_, rest @ ..] => Init::Normal { std: (2.0 / rest.iter().product::<usize>().max(1) as f64).sqrt() },
-        }
+        Init::for_rectifiers(name, shape)
     }
 }
 
@@ -35,6 +27,19 @@ pub enum Init {
 }
 
 impl Init {
+    /// Suits networks of rectifiers: biases zero, norm weights one, all else normal with variance 2 / fan-in
+    /// (He et al., 2015).
+    pub fn for_rectifiers(name: &str, shape: &[usize]) -> Init {
+        if name.ends_with("bias") {
+            return Init::Constant(0.0);
+        }
+        match shape {
+            [] | [_] => Init::Constant(1.0),
+            // [out, in, kernel...], as PyTorch lays weights out.
+            [_, rest @ ..] => Init::Normal { std: (2.0 / rest.iter().product::<usize>().max(1) as f64).sqrt() },
+        }
+    }
+
     pub fn fill(self, key: Key, out: &mut [f32]) {
         match self {
             Init::Constant(value) => out.fill(value),

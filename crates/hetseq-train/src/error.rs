@@ -17,6 +17,9 @@ pub enum TrainError {
     /// The task could not open its data or build its model.
     #[error("task {task}: {source}")]
     Task { task: &'static str, source: TaskError },
+    /// A sample could not be read or gathered while training.
+    #[error("task {task}, gathering a micro-batch: {source}")]
+    Collate { task: &'static str, source: TaskError },
     #[error(transparent)]
     Comm(#[from] CommError),
     #[error(transparent)]

@@ -14,7 +14,7 @@ pub(crate) struct Itinerary {
 
 /// One update as the trainer needs it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Stop {
+pub(crate) struct Planned {
     pub(crate) epoch: u64,
     pub(crate) samples: Vec<u32>,
     pub(crate) tokens: Vec<u32>,
@@ -34,7 +34,7 @@ impl Itinerary {
     }
 
     /// The update at `cursor`; none when the run is at its end.
-    pub(crate) fn at(&mut self, cursor: &Cursor) -> Option<Stop> {
+    pub(crate) fn at(&mut self, cursor: &Cursor) -> Option<Planned> {
         if cursor.updates >= self.max_updates || cursor.epoch >= self.max_epochs {
             return None;
         }
@@ -44,7 +44,7 @@ impl Itinerary {
         if update.samples.is_empty() {
             return None;
         }
-        Some(Stop {
+        Some(Planned {
             epoch: cursor.epoch,
             samples: update.samples.to_vec(),
             tokens: update.samples.iter().map(|&sample| self.costs.tokens(sample)).collect(),

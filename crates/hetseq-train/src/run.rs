@@ -272,7 +272,7 @@ fn find_origin<T: Task>(
     restored.state = restored
         .state
         .resumed(fresh, options.reset)
-        .map_err(|reason| TrainError::Checkpoint { path: path.clone(), reason })?;
+        .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
     tracing::info!("resuming from {}", path.display());
     Ok(restored)
 }

@@ -18,7 +18,7 @@ use crate::crew::Crew;
 use crate::devices::LocalSum;
 use crate::error::TrainError;
 use crate::header::{self, Agreed, DeviceTime, Header};
-use crate::itinerary::{Itinerary, Stop};
+use crate::itinerary::{Itinerary, Planned};
 use crate::loader::{Loader, Order, Prepared};
 use crate::observer::{Observer, at_update};
 use crate::roster::undecodable;
@@ -98,7 +98,7 @@ impl<T: Task> Trainer<T> {
     }
 
     /// The tiny exchange before the backward pass.
-    fn agree(&mut self, update: &Stop, work: &Prepared<T>) -> Result<Agreed, TrainError> {
+    fn agree(&mut self, update: &Planned, work: &Prepared<T>) -> Result<Agreed, TrainError> {
         let mine = self.header(update.fingerprint, work.samples, work.counts.clone());
         self.exchange(&mine, update.samples.len() as u64)
     }
@@ -144,7 +144,7 @@ impl<T: Task> Trainer<T> {
     }
 
     /// Order the work after `update` from the loader: its split follows from what has just been agreed.
-    fn order_ahead(&mut self, update: &Stop) -> Result<(), TrainError> {
+    fn order_ahead(&mut self, update: &Planned) -> Result<(), TrainError> {
         let mut next = self.state.cursor.clone();
         next.advance(update.samples.len() as u64, update.updates_in_epoch);
         self.order_at(next)
@@ -168,7 +168,7 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    fn gradients(&mut self, update: &Stop, work: Prepared<T>, agreed: &Agreed) -> Result<LocalSum, TrainError> {
+    fn gradients(&mut self, update: &Planned, work: Prepared<T>, agreed: &Agreed) -> Result<LocalSum, TrainError> {
         self.observer.audit(self.state.cursor.updates + 1, update.epoch + 1, || {
             work.devices.iter().flatten().flat_map(|job| job.samples.iter().copied()).collect()
         })?;
@@ -217,7 +217,7 @@ impl<T: Task> Trainer<T> {
         (weighted(&self.terms, &means), named(&self.terms, &means))
     }
 
-    fn observe(&mut self, update: &Stop, global: &Global, agreed: &Agreed, started: Instant) {
+    fn observe(&mut self, update: &Planned, global: &Global, agreed: &Agreed, started: Instant) {
         let updates = self.state.cursor.updates;
         let every = self.config.run.checksum_every;
         self.pulse.checksum = (every > 0 && updates.is_multiple_of(every)).then(|| checksum(&self.parameters));

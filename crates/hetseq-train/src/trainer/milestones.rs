@@ -7,7 +7,7 @@ use hetseq_metrics::Event;
 use crate::checkpoint::Snapshot;
 use crate::error::TrainError;
 use crate::evaluate::{Evaluation, evaluate};
-use crate::itinerary::Stop;
+use crate::itinerary::Planned;
 use crate::observer::at_update;
 use crate::state::Best;
 use crate::task::Task;
@@ -17,7 +17,7 @@ use super::Trainer;
 impl<T: Task> Trainer<T> {
     /// Validate and save if they are due after the update just done. A run that stops is saved in any case; one that ends
     /// is validated and saved.
-    pub(super) fn pass_milestones(&mut self, update: &Stop, stops: bool) -> Result<(), TrainError> {
+    pub(super) fn pass_milestones(&mut self, update: &Planned, stops: bool) -> Result<(), TrainError> {
         let cursor = self.state.cursor.clone();
         let (updates, epoch, ended) = (cursor.updates, cursor.epoch, cursor.epoch != update.epoch);
         let ends = self.itinerary.at(&cursor).is_none();
