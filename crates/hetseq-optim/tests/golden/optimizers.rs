@@ -30,7 +30,7 @@ struct Case {
     state: BTreeMap<String, Vec<f32>>,
 }
 
-/// The inputs, as `Stream` in `scripts/oracle-optim.py` makes them; all values are exact in f32.
+/// The inputs, as `Stream` in `scripts/fixtures/stream.py` makes them; all values are exact in f32.
 struct Stream(u32);
 
 impl Stream {

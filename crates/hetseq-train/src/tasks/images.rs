@@ -1,5 +1,8 @@
 //! Image classification on idx files (the layout of MNIST) with a small convolutional network.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::PathBuf;
 
 use burn::tensor::activation::log_softmax;
