@@ -10,11 +10,13 @@
 //!    world size or rank is taken from the variables below, a missing address from `MASTER_ADDR` and
 //!    `MASTER_PORT`. `env://` means: as if no flags were given.
 //! 2. **`RANK`**, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, as torchrun sets them.
-//! 3. **`SLURM_PROCID`** and `SLURM_NTASKS`. The address is `MASTER_ADDR`, else the first host of
-//!    `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`; the port is `MASTER_PORT`, else made from the job's
-//!    number. An allocation without `SLURM_PROCID` is one process: alone.
-//! 4. **`OMPI_COMM_WORLD_RANK`** and `OMPI_COMM_WORLD_SIZE`. The address is `MASTER_ADDR`, else this
-//!    machine if all ranks are on it; the port is `MASTER_PORT`, else made from the job's name.
+//! 3. **`OMPI_COMM_WORLD_RANK`** and `OMPI_COMM_WORLD_SIZE`. The address is `MASTER_ADDR`, else this
+//!    machine if all ranks are on it; the port is `MASTER_PORT`, else made from the job's name. Before
+//!    Slurm, because `mpirun` inside a Slurm job starts its ranks with Slurm's variables about them.
+//! 4. **`SLURM_PROCID`** and `SLURM_NTASKS` of a step (`SLURM_STEP_ID`), that is, under `srun`. The address
+//!    is `MASTER_ADDR`, else the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`; the port is
+//!    `MASTER_PORT`, else made from the job's number. A batch script has `SLURM_PROCID` 0 too, but it is
+//!    one process: alone.
 //! 5. Otherwise this process is alone.
 
 mod address;
@@ -153,7 +155,7 @@ fn from_flags(flags: &PlaceFlags, from_env: bool, env: &Env<'_>) -> Result<Place
 /// Rank and world size from whichever launcher set them.
 fn numbers_from_env(env: &Env<'_>) -> Result<(Option<usize>, Option<usize>), CommError> {
     for (rank, world) in
-        [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
+        [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")]
     {
         if let Some(number) = env.number(rank)? {
             return Ok((Some(number), env.number(world)?));
@@ -166,11 +168,14 @@ fn from_variables(env: &Env<'_>) -> Result<Place, CommError> {
     if let Some(rank) = env.number("RANK")? {
         return from_torchrun(rank, env);
     }
-    if let Some(rank) = env.number("SLURM_PROCID")? {
-        return from_slurm(rank, env);
-    }
     if let Some(rank) = env.number("OMPI_COMM_WORLD_RANK")? {
         return from_mpi(rank, env);
+    }
+    if let Some(rank) = env.number("SLURM_PROCID")? {
+        return match env.text("SLURM_STEP_ID") {
+            Some(step) => from_slurm(rank, step, env),
+            None => Ok(Place::alone(SLURM)),
+        };
     }
     match env.number("WORLD_SIZE")? {
         None | Some(1) => Ok(Place::alone(NOTHING)),
@@ -190,7 +195,7 @@ fn from_torchrun(rank: usize, env: &Env<'_>) -> Result<Place, CommError> {
     Ok(Place { rank, world, rendezvous, source: TORCHRUN })
 }
 
-fn from_slurm(rank: usize, env: &Env<'_>) -> Result<Place, CommError> {
+fn from_slurm(rank: usize, step: String, env: &Env<'_>) -> Result<Place, CommError> {
     let Some(world) = env.number("SLURM_NTASKS")? else {
         return match rank {
             0 => Ok(Place::alone(SLURM)),
@@ -209,10 +214,7 @@ fn from_slurm(rank: usize, env: &Env<'_>) -> Result<Place, CommError> {
     let port = match (env.master_port()?, env.text("SLURM_JOB_ID")) {
         (Some(port), _) => port,
         // The step too: steps of one job may run side by side.
-        (None, Some(job)) => {
-            let step = env.text("SLURM_STEP_ID").unwrap_or_default();
-            address::port_of_job(&format!("slurm {job}.{step}"))
-        }
+        (None, Some(job)) => address::port_of_job(&format!("slurm {job}.{step}")),
         (None, None) => {
             return problem("SLURM_JOB_ID is not set, so no port can be made from it; set MASTER_PORT");
         }

@@ -120,6 +120,7 @@ fn slurm_variables() {
     let job = [
         ("SLURM_PROCID", "2"),
         ("SLURM_NTASKS", "4"),
+        ("SLURM_STEP_ID", "0"),
         ("SLURM_JOB_NODELIST", "big1,gpu[03-05]"),
         ("SLURM_JOB_ID", "4711"),
     ];
@@ -138,6 +139,8 @@ fn slurm_variables() {
 
     assert_eq!(from_env(&with(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")])), Place::alone(SLURM));
     assert_eq!(from_env(&[("SLURM_JOB_ID", "4711"), ("SLURM_NTASKS", "4")]), Place::alone(NOTHING));
+    // A batch script itself, outside of `srun`.
+    assert_eq!(from_env(&with(&[("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "")])), Place::alone(SLURM));
 
     let none = PlaceFlags::default();
     for (variables, expected) in [
