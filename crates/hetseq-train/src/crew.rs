@@ -54,7 +54,7 @@ impl<T: Task> Crew<T> {
 }
 
 pub(crate) fn open<T: Task>(config: &Config<T::Config>) -> Result<T, TrainError> {
-    let failed = |source| TrainError::Task { task: T::NAME, source };
+    let failed = |reason| TrainError::Task { task: T::NAME, reason };
     let task = T::open(&config.task).map_err(failed)?;
     if task.costs(Which::Train).samples() == 0 {
         return Err(failed(TaskError::Other("there are no training samples".to_owned())));
@@ -69,7 +69,7 @@ pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
         Ok(layout) => Ok(layout?),
         Err(_) => Err(TrainError::Task {
             task: T::NAME,
-            source: TaskError::Other("its model could not be built (see above)".to_owned()),
+            reason: TaskError::Other("its model could not be built (see above)".to_owned()),
         }),
     }
 }

@@ -1,4 +1,5 @@
-//! What can go wrong in a run. Each message says what happened, where, and what to do.
+//! What can go wrong in a run. Each message says what happened, where, and what to do, and is whole by itself: causes
+//! stand in it, not behind it.
 
 use std::path::PathBuf;
 
@@ -15,11 +16,11 @@ pub enum TrainError {
     #[error("{0}")]
     Config(String),
     /// The task could not open its data or build its model.
-    #[error("task {task}: {source}")]
-    Task { task: &'static str, source: TaskError },
+    #[error("task {task}: {reason}")]
+    Task { task: &'static str, reason: TaskError },
     /// A sample could not be read or gathered while training.
-    #[error("task {task}, gathering a micro-batch: {source}")]
-    Collate { task: &'static str, source: TaskError },
+    #[error("task {task}, gathering a micro-batch: {reason}")]
+    Collate { task: &'static str, reason: TaskError },
     #[error(transparent)]
     Comm(#[from] CommError),
     #[error(transparent)]
@@ -28,8 +29,8 @@ pub enum TrainError {
     Optim(#[from] OptimError),
     #[error("{device} failed while {doing}: {reason}")]
     Device { device: String, doing: &'static str, reason: String },
-    #[error("{doing}: {source}")]
-    Io { doing: String, source: std::io::Error },
+    #[error("{doing}: {reason}")]
+    Io { doing: String, reason: std::io::Error },
     #[error("checkpoint {path}: {reason}")]
     Checkpoint { path: PathBuf, reason: String },
     #[error(
@@ -54,6 +55,6 @@ impl TrainError {
 
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> TrainError {
         let doing = doing.into();
-        move |source| TrainError::Io { doing, source }
+        move |reason| TrainError::Io { doing, reason }
     }
 }

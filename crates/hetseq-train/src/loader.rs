@@ -81,7 +81,7 @@ fn prepare<T: Task>(task: &T, seed: u64, order: Order) -> Result<Prepared<T>, Tr
         for samples in micro_batches {
             let batch = task
                 .collate(&Samples { which: order.which, ids: &samples, epoch_key })
-                .map_err(|source| TrainError::Collate { task: T::NAME, source })?;
+                .map_err(|reason| TrainError::Collate { task: T::NAME, reason })?;
             add(&mut prepared.counts, task.counts(&batch));
             prepared.samples += samples.len() as u64;
             jobs.push(Job { samples, batch });

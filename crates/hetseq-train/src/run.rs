@@ -128,7 +128,7 @@ fn eval_with<T: Task>(
     let evaluation = evaluate(crew, &loader, &pace, config.batch.split, &terms)?;
     let evaluation = evaluation.ok_or_else(|| TrainError::Task {
         task: T::NAME,
-        source: TaskError::Other("there are no validation samples to evaluate on".to_owned()),
+        reason: TaskError::Other("there are no validation samples to evaluate on".to_owned()),
     })?;
     Ok((path, evaluation))
 }

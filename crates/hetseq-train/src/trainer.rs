@@ -252,6 +252,9 @@ impl<T: Task> Trainer<T> {
     }
 
     fn tell_workers(&mut self) {
+        if self.pulse.done == 0 {
+            return;
+        }
         let event = Event::Workers { update: self.state.cursor.updates, workers: self.workers.report() };
         self.observer.tell(&event);
     }
