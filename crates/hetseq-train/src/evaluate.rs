@@ -68,10 +68,7 @@ pub(crate) fn evaluate<T: Task>(
         let update = plan.update(k);
         let tokens: Vec<u32> = update.samples.iter().map(|&sample| costs.tokens(sample)).collect();
         let shares = crew.roster.share(pace, split, &tokens)?;
-        let devices = shares[crew.roster.mine.clone()]
-            .iter()
-            .map(|share| share.micro.iter().map(|range| update.samples[range.clone()].to_vec()).collect())
-            .collect();
+        let devices = crew.roster.my_micro_batches(&shares, update.samples);
         loader.order(Order { which: Which::Valid, epoch: 0, devices })
     };
     let mut totals = Totals::default();

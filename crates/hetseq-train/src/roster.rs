@@ -48,6 +48,12 @@ impl Roster {
         let loads: Vec<DeviceLoad> = pace.loads(split, &weights, &caps);
         share(tokens, &loads)
     }
+
+    /// The micro-batches of this rank's devices, as sample ids.
+    pub(crate) fn my_micro_batches(&self, shares: &[Share], samples: &[u32]) -> Vec<Vec<Vec<u32>>> {
+        let ids = |share: &Share| share.micro.iter().map(|range| samples[range.clone()].to_vec()).collect();
+        shares[self.mine.clone()].iter().map(ids).collect()
+    }
 }
 
 /// What cannot be read came from a program of another version, or was garbled past the checksums.

@@ -154,10 +154,7 @@ impl<T: Task> Trainer<T> {
         let Some(update) = self.itinerary.at(&cursor) else { return Ok(()) };
         let shares = self.crew.roster.share(&self.pace, self.split(), &update.tokens)?;
         self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());
-        let devices = shares[self.crew.roster.mine.clone()]
-            .iter()
-            .map(|share| share.micro.iter().map(|range| update.samples[range.clone()].to_vec()).collect())
-            .collect();
+        let devices = self.crew.roster.my_micro_batches(&shares, &update.samples);
         self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
     }
 
