@@ -38,8 +38,6 @@ pub(crate) enum Command {
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-    #[command(flatten)]
-    pub(crate) place: PlaceArgs,
     /// This rank's weight when batch.split = "weights": its part of each update
     #[arg(long, default_value_t = 1.0, value_name = "W")]
     pub(crate) weight: f64,
@@ -49,6 +47,8 @@ pub(crate) struct TrainArgs {
     /// What not to take over from the checkpoint (comma-separated)
     #[arg(long, value_delimiter = ',')]
     pub(crate) reset: Vec<ResetWhat>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -66,14 +66,14 @@ pub(crate) enum ResetWhat {
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-    #[command(flatten)]
-    pub(crate) place: PlaceArgs,
     /// The checkpoint directory to score
     #[arg(long, value_name = "DIR")]
     pub(crate) checkpoint: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
 }
 
 /// See it work: three workers of different speed train one model on this machine, on data drawn for the occasion.
@@ -90,6 +90,7 @@ pub(crate) struct DemoArgs {
 /// List the devices of this machine that can train, with their measured speed.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -105,6 +106,7 @@ pub(crate) enum BenchArgs {
 pub(crate) struct BenchStepArgs {
     /// A config whose task to time (default: the image task on drawn digits)
     pub(crate) config: Option<PathBuf>,
+    /// Set a key of the config
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) sets: Vec<String>,
     /// As run.devices; several are timed in turn, interleaved
@@ -113,13 +115,16 @@ pub(crate) struct BenchStepArgs {
     /// Samples per update
     #[arg(long, default_value_t = 256)]
     pub(crate) batch: usize,
+    /// Timed steps per round
     #[arg(long, default_value_t = 20)]
     pub(crate) steps: usize,
+    /// Steps before the timed ones
     #[arg(long, default_value_t = 3)]
     pub(crate) warmup: usize,
     /// Rounds over the devices; medians of the rounds are reported
     #[arg(long, default_value_t = 5)]
     pub(crate) rounds: usize,
+    /// Print one JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -133,11 +138,15 @@ pub(crate) enum PrepArgs {
 /// Draw digits and write them as idx files in the layout of MNIST: data to try things with, without a download.
 #[derive(Debug, Args)]
 pub(crate) struct PrepDigitsArgs {
+    /// Where to write the four files
     pub(crate) dir: PathBuf,
+    /// How many training images
     #[arg(long, default_value_t = 9000)]
     pub(crate) train: usize,
+    /// How many test images
     #[arg(long, default_value_t = 1000)]
     pub(crate) test: usize,
+    /// Other drawings for another seed
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
@@ -169,8 +178,10 @@ pub(crate) struct PlaceArgs {
     /// Where rank 0 listens: tcp://host:port
     #[arg(long, value_name = "URL")]
     distributed_init_method: Option<String>,
+    /// How many ranks there are
     #[arg(long, value_name = "N")]
     distributed_world_size: Option<usize>,
+    /// Which of them this is, from 0
     #[arg(long, value_name = "R")]
     distributed_rank: Option<usize>,
 }

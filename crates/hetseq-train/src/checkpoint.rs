@@ -47,7 +47,7 @@ impl Checkpoints {
     /// better now than after an hour of training.
     pub(crate) fn prepare(&self) -> Result<(), TrainError> {
         let doing = || format!("preparing {} (set run.dir to a directory that can be written)", self.dir.display());
-        fs::create_dir_all(&self.dir).map_err(TrainError::io(doing()))?;
+        self.create().map_err(TrainError::io(doing()))?;
         for entry in fs::read_dir(&self.dir).map_err(TrainError::io(doing()))? {
             let entry = entry.map_err(TrainError::io(doing()))?;
             if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
@@ -59,9 +59,18 @@ impl Checkpoints {
         fs::remove_dir(&trial).map_err(TrainError::io(doing()))
     }
 
+    pub(crate) fn create(&self) -> std::io::Result<()> {
+        fs::create_dir_all(&self.dir)
+    }
+
     /// Where the checkpoint after `update` updates is or would be.
     pub(crate) fn path(&self, update: u64) -> PathBuf {
         self.dir.join(format!("step-{update}"))
+    }
+
+    /// For comparing paths; itself where it does not exist.
+    pub(crate) fn canonical(&self) -> PathBuf {
+        fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone())
     }
 
     /// The updates that checkpoints exist for, oldest first.

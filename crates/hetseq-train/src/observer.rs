@@ -7,7 +7,7 @@ use fs_err as fs;
 use hetseq_metrics::{Console, Event, Journal, Sink, thousands};
 use serde::Serialize;
 
-use crate::checkpoint::write_flat;
+use crate::checkpoint::{Checkpoints, write_flat};
 use crate::config::Config;
 use crate::error::TrainError;
 use hetseq_optim::Layout;
@@ -111,25 +111,34 @@ pub(crate) fn write_run_files(dir: &Path, config: &str, world: usize) -> Result<
     write().map_err(TrainError::io(format!("writing to the run directory {}", dir.display())))
 }
 
-/// `--resume never`: what an earlier run left is moved to `before-N`, never overwritten.
-pub(crate) fn move_aside(dir: &Path) -> Result<Option<PathBuf>, TrainError> {
+/// What an earlier run, or an abandoned branch of this one, left behind goes to `before-N`: never overwritten, and never
+/// taken for a part of what comes now. Everything of it with `after` none; else what is about later updates than `after`.
+pub(crate) fn move_aside(dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>, TrainError> {
     let doing = || format!("moving an earlier run in {} aside", dir.display());
-    let left: Vec<PathBuf> = ["checkpoints", "metrics.jsonl", "gradients"]
-        .iter()
-        .map(|name| dir.join(name))
-        .filter(|p| p.exists())
-        .collect();
-    if left.is_empty() {
+    let checkpoints = Checkpoints::at(dir);
+    let first_gone = after.map_or(0, |after| after + 1);
+    let steps: Vec<u64> = checkpoints.steps().into_iter().filter(|&step| step >= first_gone).collect();
+    let journal = dir.join("metrics.jsonl");
+    if steps.is_empty() && (after.is_some() || !journal.exists()) {
         return Ok(None);
     }
     let aside = (1..u64::MAX).map(|n| dir.join(format!("before-{n}"))).find(|path| !path.exists());
     let aside = aside.unwrap_or_else(|| dir.join("before"));
-    fs::create_dir_all(&aside).map_err(TrainError::io(doing()))?;
-    for path in left {
-        if let Some(name) = path.file_name() {
-            fs::rename(&path, aside.join(name)).map_err(TrainError::io(doing()))?;
+    let kept = Checkpoints::at(&aside);
+    let move_all = || {
+        kept.create()?;
+        for step in steps {
+            fs::rename(checkpoints.path(step), kept.path(step))?;
         }
-    }
+        if journal.exists() {
+            fs::copy(&journal, aside.join("metrics.jsonl"))?;
+        }
+        if after.is_none() && journal.exists() {
+            fs::remove_file(&journal)?;
+        }
+        Ok(())
+    };
+    move_all().map_err(TrainError::io(doing()))?;
     Ok(Some(aside))
 }
 

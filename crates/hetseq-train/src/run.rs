@@ -253,16 +253,15 @@ fn find_origin<T: Task>(
     config: &Config<T::Config>,
     options: &RunOptions,
 ) -> Result<Restored, TrainError> {
-    if options.resume == Resume::Never
-        && let Some(aside) = move_aside(dir)?
-    {
-        tracing::info!("an earlier run in {} was moved to {}", dir.display(), aside.display());
+    if options.resume == Resume::Never {
+        set_aside(dir, None)?;
     }
     checkpoints.prepare()?;
     let path = match &options.resume {
         Resume::Auto => checkpoints.newest(),
         Resume::Never => None,
-        Resume::From(path) => Some(path.clone()),
+        // A run's directory stands for its newest checkpoint.
+        Resume::From(path) => Some(Checkpoints::at(path).newest().unwrap_or_else(|| path.clone())),
     };
     let Some(path) = path else {
         let parameters = flat::initial::<T::Model>(&crew.layout, config.run.seed);
@@ -273,8 +272,17 @@ fn find_origin<T: Task>(
         .state
         .resumed(fresh, options.reset)
         .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
+    let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
+    set_aside(dir, is_own.then_some(restored.state.cursor.updates))?;
     tracing::info!("resuming from {}", path.display());
     Ok(restored)
+}
+
+fn set_aside(dir: &Path, after: Option<u64>) -> Result<(), TrainError> {
+    if let Some(aside) = move_aside(dir, after)? {
+        tracing::info!("what was in {} is in {} now", dir.display(), aside.display());
+    }
+    Ok(())
 }
 
 /// Rank 0's origin to all, so that replicas start bit-identical and need no shared file system.

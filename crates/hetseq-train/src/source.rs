@@ -59,7 +59,7 @@ impl ConfigSource {
             .map_err(|error| TrainError::Config(format!("{}: {}", self.path.display(), suggest(error.message()))))?;
         let stem = self.path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
         config.run.dir.get_or_insert_with(|| Path::new("runs").join(&*stem));
-        config.check().map_err(|reason| TrainError::Config(format!("{}: {reason}", self.path.display())))?;
+        config.check().map_err(TrainError::Config)?;
         Ok(config)
     }
 

@@ -88,10 +88,10 @@ impl Sink for Console {
                 }
                 let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
                 self.print(&format!(
-                    "{task}: {} parameters, {} training samples, {ranks} with {devices}, {} updates to go",
+                    "{task}: {} parameters, {} training samples, {ranks} with {devices}, {} to go",
                     thousands(*parameters as u64),
                     thousands(*train_samples as u64),
-                    thousands(total_updates.saturating_sub(*resumed_at)),
+                    count(total_updates.saturating_sub(*resumed_at) as usize, "update"),
                 ));
                 if *resumed_at > 0 {
                     self.print(&format!("resumed after update {}", thousands(*resumed_at)));
@@ -135,7 +135,7 @@ impl Sink for Console {
 }
 
 fn count(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+    format!("{} {noun}{}", thousands(n as u64), if n == 1 { "" } else { "s" })
 }
 
 fn listed(metrics: &BTreeMap<String, f64>) -> String {

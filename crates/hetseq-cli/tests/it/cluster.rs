@@ -1,0 +1,240 @@
+//! Starts the real binary, once per rank, and watches it: every wait has a deadline, and no process outlives its test.
+
+use std::ffi::{OsStr, OsString};
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use tempfile::TempDir;
+
+use crate::data::{digits, scratch};
+use crate::run_dir::RunDir;
+
+pub(crate) const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/mnist.toml");
+
+/// For what takes a few seconds on a quiet machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(5);
+
+/// What to start: the same command on every rank, and what is particular to a rank.
+#[derive(Clone)]
+pub(crate) struct Job {
+    args: Vec<OsString>,
+    ranks: Vec<Rank>,
+    port: u16,
+}
+
+#[derive(Clone, Default)]
+struct Rank {
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+}
+
+impl Job {
+    pub(crate) fn new<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Self {
+        let args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
+        Job { args, ranks: vec![Rank::default()], port: free_port() }
+    }
+
+    /// `hetseq COMMAND configs/mnist.toml` on the drawn digits, with one device per rank.
+    pub(crate) fn mnist(command: &str, dir: &Path) -> Self {
+        let job = Job::new([command, MNIST]).set("run.devices", "cpu:1");
+        job.set("task.data", digits().display()).set("run.dir", dir.display())
+    }
+
+    pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    pub(crate) fn set(self, key: &str, value: impl std::fmt::Display) -> Self {
+        self.arg("--set").arg(format!("{key}={value}"))
+    }
+
+    pub(crate) fn ranks(mut self, world: usize) -> Self {
+        self.ranks = vec![Rank::default(); world];
+        self
+    }
+
+    pub(crate) fn weights(mut self, weights: &[u32]) -> Self {
+        let rank = |weight: &u32| Rank { args: vec!["--weight".to_owned(), weight.to_string()], env: Vec::new() };
+        self.ranks = weights.iter().map(rank).collect();
+        self.set("batch.split", "weights")
+    }
+
+    /// Only on `rank`.
+    pub(crate) fn set_on(mut self, rank: usize, key: &str, value: &str) -> Self {
+        self.ranks[rank].args.extend(["--set".to_owned(), format!("{key}={value}")]);
+        self
+    }
+
+    pub(crate) fn env_on(mut self, rank: usize, name: &str, value: &str) -> Self {
+        self.ranks[rank].env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// All ranks.
+    pub(crate) fn start(&self) -> Cluster {
+        let mut cluster = Cluster::new();
+        for rank in 0..self.ranks.len() {
+            self.start_rank(rank, &mut cluster);
+        }
+        cluster
+    }
+
+    /// One more process, for those who want to start ranks one by one or twice.
+    pub(crate) fn start_rank(&self, rank: usize, cluster: &mut Cluster) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hetseq"));
+        // Nothing of a scheduler or of the developer's shell reaches the ranks.
+        command.env_clear().args(&self.args).args(&self.ranks[rank].args).envs(self.ranks[rank].env.clone());
+        if self.ranks.len() > 1 {
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", self.ranks.len().to_string());
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", self.port.to_string());
+        }
+        let member = cluster.members.len();
+        let log = |stream| fs::File::create(cluster.log(member, stream)).unwrap().into_parts().0;
+        command.stdin(Stdio::null()).stdout(log("out")).stderr(log("err"));
+        cluster.members.push(command.spawn().unwrap());
+    }
+
+    /// Start and wait for the end.
+    pub(crate) fn run(&self) -> Vec<Ended> {
+        self.start().wait(DEADLINE)
+    }
+
+    /// Start and wait until all ranks end with exit code 0; returns what rank 0 printed.
+    pub(crate) fn succeed(&self) -> String {
+        let ended = self.run();
+        assert!(ended.iter().all(|rank| rank.code() == Some(0)), "{ended:#?}");
+        ended.into_iter().next().unwrap().stdout
+    }
+}
+
+/// Processes that run.
+pub(crate) struct Cluster {
+    members: Vec<Child>,
+    logs: TempDir,
+}
+
+/// A process that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    /// None if a signal ended it.
+    pub(crate) fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+}
+
+pub(crate) fn codes(ended: &[Ended]) -> Vec<Option<i32>> {
+    ended.iter().map(Ended::code).collect()
+}
+
+impl Cluster {
+    /// Nobody yet; see [`Job::start_rank`].
+    pub(crate) fn new() -> Self {
+        Cluster { members: Vec::new(), logs: TempDir::new_in(scratch()).unwrap() }
+    }
+
+    /// Until all have ended.
+    pub(crate) fn wait(mut self, limit: Duration) -> Vec<Ended> {
+        let all = self.members.len();
+        self.wait_for(all, limit).into_iter().map(|(_, ended)| ended).collect()
+    }
+
+    /// Until `count` of them have ended: which ones, and how.
+    pub(crate) fn wait_for(&mut self, count: usize, limit: Duration) -> Vec<(usize, Ended)> {
+        let ended = self.poll(&format!("{count} processes to end"), limit, |cluster| {
+            let running = cluster.running();
+            let ended: Vec<usize> = (0..cluster.members.len()).filter(|member| !running.contains(member)).collect();
+            (ended.len() >= count).then_some(ended)
+        });
+        ended.into_iter().map(|member| (member, self.ended(member))).collect()
+    }
+
+    /// Until the run in `dir` has done `update`, while all processes still run.
+    pub(crate) fn wait_for_update(&mut self, dir: &RunDir, update: u64) {
+        self.poll(&format!("update {update}"), DEADLINE, |cluster| {
+            assert_eq!(cluster.running().len(), cluster.members.len(), "ended too early:\n{}", cluster.output());
+            dir.losses().contains_key(&update).then_some(())
+        });
+    }
+
+    /// Send a signal, by name. (`sh`, because the call itself is unsafe in Rust.)
+    pub(crate) fn signal(&self, member: usize, signal: &str) {
+        let pid = self.members[member].id();
+        let sent = Command::new("sh").arg("-c").arg(format!("kill -s {signal} {pid}")).status().unwrap();
+        assert!(sent.success(), "signalling {pid}");
+    }
+
+    /// `kill -9` of every process at once.
+    pub(crate) fn kill(mut self) {
+        self.members.iter_mut().for_each(|member| member.kill().unwrap());
+        for ended in self.wait(DEADLINE) {
+            assert_eq!(ended.status.signal(), Some(9), "{ended:#?}");
+        }
+    }
+
+    fn poll<T>(&mut self, what: &str, limit: Duration, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let started = Instant::now();
+        loop {
+            if let Some(found) = ready(self) {
+                return found;
+            }
+            assert!(started.elapsed() < limit, "waited {limit:?} for {what}:\n{}", self.output());
+            sleep(POLL);
+        }
+    }
+
+    fn running(&mut self) -> Vec<usize> {
+        let members = self.members.iter_mut().enumerate();
+        members.filter_map(|(index, member)| member.try_wait().unwrap().is_none().then_some(index)).collect()
+    }
+
+    fn ended(&mut self, member: usize) -> Ended {
+        let status = self.members[member].wait().unwrap();
+        let read = |stream| fs::read_to_string(self.log(member, stream)).unwrap();
+        Ended { status, stdout: read("out"), stderr: read("err") }
+    }
+
+    fn log(&self, member: usize, stream: &str) -> std::path::PathBuf {
+        self.logs.path().join(format!("{member}.{stream}"))
+    }
+
+    fn output(&self) -> String {
+        let read = |member| fs::read_to_string(self.log(member, "err")).unwrap_or_default();
+        (0..self.members.len()).map(|member| format!("process {member}:\n{}\n", read(member))).collect()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            // It has ended already, unless the test failed.
+            _ = member.kill();
+            _ = member.wait();
+        }
+    }
+}
+
+/// Below the ports that systems give to outgoing connections, so that nobody takes it before rank 0 does.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let offset = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        let port = 10_000 + offset as u16;
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What the tests train on, drawn once per test process, and the directory that everything is kept in.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use fs_err as fs;
+use hetseq_data::LabelledImages;
+use hetseq_data::source::{digits, idx};
+
+/// Fifteen updates of 100 in an epoch, the last of them short.
+pub(crate) const TRAIN_SAMPLES: usize = 1470;
+pub(crate) const UPDATES_PER_EPOCH: u64 = 15;
+const TEST_SAMPLES: usize = 300;
+
+/// A directory with the four idx files.
+pub(crate) fn digits() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = scratch().join("digits");
+        write(&dir, "train", &digits::draw(1, TRAIN_SAMPLES, 28).unwrap());
+        write(&dir, "t10k", &digits::draw(2, TEST_SAMPLES, 28).unwrap());
+        dir
+    })
+}
+
+pub(crate) fn write(dir: &Path, split: &str, samples: &LabelledImages) {
+    fs::create_dir_all(dir).unwrap();
+    idx::write_images(&dir.join(format!("{split}-images-idx3-ubyte.gz")), &samples.images, true).unwrap();
+    idx::write_labels(&dir.join(format!("{split}-labels-idx1-ubyte.gz")), &samples.labels, true).unwrap();
+}
+
+/// Of this test process. A test process has no end at which it could clean up, so the next one does.
+pub(crate) fn scratch() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let all = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        for entry in fs::read_dir(all).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_stale = |pid: &str| !Path::new("/proc").join(pid).exists();
+            if name.strip_prefix("it-").is_some_and(is_stale) {
+                // Another test process may have been faster.
+                _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        let dir = all.join(format!("it-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    })
+}

@@ -1,0 +1,45 @@
+//! What can be typed is told.
+
+use crate::cluster::Job;
+
+#[test]
+fn every_subcommand_explains_itself() {
+    let told: [(&str, &[&str]); 9] = [
+        ("", &["train", "eval", "demo", "devices", "bench", "prep", "hetseq demo", "--set"]),
+        ("train", &["CONFIG", "--set", "--weight", "--resume", "--reset", "--distributed-rank", "RANK", "75"]),
+        ("eval", &["CONFIG", "--set", "--checkpoint", "--json", "--distributed-rank"]),
+        ("demo", &["--dir", "--slowdown"]),
+        ("devices", &["--json"]),
+        ("bench", &["step"]),
+        ("bench step", &["--devices", "--batch", "--json"]),
+        ("prep", &["digits"]),
+        ("prep digits", &["--train", "--test", "--seed"]),
+    ];
+    for (command, words) in told {
+        let text = Job::new(command.split_whitespace().chain(["--help"])).succeed();
+        for word in words {
+            assert!(text.contains(word), "`hetseq {command} --help` does not mention {word}:\n{text}");
+        }
+    }
+}
+
+#[test]
+fn the_version() {
+    assert_eq!(Job::new(["--version"]).succeed(), format!("hetseq {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn what_cannot_be_meant_is_usage() {
+    let wrong: [(&[&str], &str); 4] = [
+        (&[], "Usage: hetseq"),
+        (&["trian"], "'train'"),
+        (&["train"], "<CONFIG>"),
+        (&["train", "x.toml", "--reset", "everything"], "optimizer, schedule, data"),
+    ];
+    for (args, part) in wrong {
+        let ended = Job::new(args).run().remove(0);
+        assert_eq!(ended.code(), Some(2), "{args:?}");
+        assert!(ended.stderr.contains(part), "{args:?}: {}", ended.stderr);
+        assert_eq!(ended.stdout, "", "{args:?}");
+    }
+}

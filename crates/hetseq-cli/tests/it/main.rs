@@ -1,0 +1,19 @@
+//! The `hetseq` binary as people run it: real processes, real files, ranks that meet over TCP on this machine.
+//!
+//! `cluster` starts and watches processes, `run_dir` reads what they left, `data` draws what they train on; the other
+//! files are what they show.
+
+// Clippy's exception for tests does not reach functions beside the tests.
+#![allow(clippy::unwrap_used)]
+
+mod cluster;
+mod data;
+mod reference;
+mod run_dir;
+
+mod eval;
+mod exact;
+mod help;
+mod refusals;
+mod resume;
+mod signals;

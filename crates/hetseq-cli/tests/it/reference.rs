@@ -1,0 +1,75 @@
+//! The run that all others are held against: `configs/mnist.toml` on one rank with one device, undisturbed.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use crate::cluster::Job;
+use crate::run_dir::RunDir;
+
+/// One more than the last starting point.
+const UPDATES: u64 = 61;
+
+pub(crate) struct Reference {
+    dir: RunDir,
+    losses: BTreeMap<u64, f64>,
+}
+
+impl Reference {
+    /// The config as it is shipped, dropout included. Made once per test process.
+    pub(crate) fn shipped() -> &'static Reference {
+        static SHIPPED: OnceLock<Reference> = OnceLock::new();
+        SHIPPED.get_or_init(|| Reference::new(|job| job))
+    }
+
+    /// With something changed.
+    pub(crate) fn new(vary: impl FnOnce(Job) -> Job) -> Reference {
+        let dir = RunDir::new();
+        let job = shipped(&dir, UPDATES).set("checkpoint.every", "20 updates").set("checkpoint.keep", 10);
+        vary(job.set("debug.gradients", true)).succeed();
+        let losses = dir.losses();
+        assert!(losses.keys().copied().eq(1..=UPDATES), "{losses:?}");
+        Reference { dir, losses }
+    }
+
+    /// Where to resume from to do update `from + 1` next.
+    pub(crate) fn checkpoint(&self, from: u64) -> std::path::PathBuf {
+        self.dir.checkpoint(&format!("step-{from}"))
+    }
+
+    /// Updates 1 to `last` of the run in `dir`, each once, with the losses of this run.
+    pub(crate) fn assert_losses(&self, dir: &RunDir, last: u64, who: &str) {
+        let losses = dir.losses();
+        assert!(losses.keys().copied().eq(1..=last), "{who}: {losses:?}");
+        let deviation = |(update, loss): (&u64, &f64)| (*update, (loss / self.losses[update] - 1.0).abs());
+        let deviations: Vec<(u64, f64)> = losses.iter().map(deviation).collect();
+        for (updates, tolerance) in [(1..=20, 1e-5), (21..=60, 1e-4)] {
+            let part = deviations.iter().filter(|(update, _)| updates.contains(update));
+            let Some((update, worst)) = part.max_by(|a, b| a.1.total_cmp(&b.1)) else { continue };
+            eprintln!("{who}: losses of updates {updates:?} deviate by up to {worst:.1e}");
+            assert!(*worst <= tolerance, "{who}: the loss of update {update} is off by {worst:e}");
+        }
+    }
+
+    /// The gradient of `update` of the run in `dir` is this run's.
+    pub(crate) fn assert_gradient(&self, dir: &RunDir, update: u64, who: &str) {
+        let (theirs, ours) = (dir.gradient(update), self.dir.gradient(update));
+        assert!(theirs.keys().eq(ours.keys()), "{who}");
+        let (mut difference, mut length) = (0.0, 0.0);
+        for (name, ours) in &ours {
+            assert_eq!(theirs[name].len(), ours.len(), "{who}: {name}");
+            for (theirs, ours) in theirs[name].iter().zip(ours) {
+                difference += f64::from(theirs - ours).powi(2);
+                length += f64::from(*ours).powi(2);
+            }
+        }
+        let relative = (difference / length).sqrt();
+        eprintln!("{who}: the gradient of update {update} deviates by {relative:.1e}");
+        assert!(relative <= 2e-6, "{who}: the gradient of update {update} is off by {relative:e}");
+    }
+}
+
+/// The shipped config, cut short. With this data its ten epochs are 150 updates: the schedule keeps that length.
+pub(crate) fn shipped(dir: &RunDir, updates: u64) -> Job {
+    let job = Job::mnist("train", dir.path()).set("run.max_updates", updates);
+    job.set("optim.schedule.total_updates", 150).set("run.checksum_every", 1)
+}

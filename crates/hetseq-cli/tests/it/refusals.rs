@@ -1,0 +1,201 @@
+//! What cannot work is refused with a clear message, the right exit code (2: change what you typed, 1: it failed), in
+//! time, and before anything is trained; a rank that is lost in mid-run is named by the others.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fs_err as fs;
+use hetseq_data::source::digits;
+use tempfile::TempDir;
+
+use crate::cluster::{Cluster, Ended, Job, MNIST, codes};
+use crate::data::{self, scratch};
+use crate::run_dir::RunDir;
+
+/// Far more than any of these needs, far less than the deadlines that a user would have to sit out.
+const SOON: Duration = Duration::from_secs(15);
+
+fn train(dir: &RunDir) -> Job {
+    Job::mnist("train", dir.path()).set("run.max_epochs", 1000)
+}
+
+fn assert_said(ended: &Ended, code: i32, parts: &[&str]) {
+    assert_eq!(ended.code(), Some(code), "{ended:#?}");
+    for part in parts {
+        assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
+    }
+    assert_eq!(ended.stdout, "");
+}
+
+/// One process that is refused, in one sentence that is not said twice, and has not begun to train.
+fn assert_refused(job: &Job, code: i32, parts: &[&str]) {
+    let ended = job.start().wait(SOON).remove(0);
+    assert_said(&ended, code, parts);
+    let mut said: Vec<&str> = ended.stderr.trim_end().split(": ").collect();
+    said.sort_unstable();
+    assert!(said.windows(2).all(|pair| pair[0] != pair[1]), "said twice: {}", ended.stderr);
+    assert!(!ended.stderr.contains("parameters,"), "it began: {}", ended.stderr);
+}
+
+#[test]
+fn a_wrong_key_names_its_place_and_the_nearest() {
+    let dir = RunDir::new();
+    let path = dir.path().join("wrong.toml");
+    let text = fs::read_to_string(MNIST).unwrap().replace("clip_norm", "clip_nrom");
+    let line = 1 + text.lines().position(|line| line.starts_with("clip_nrom")).unwrap();
+    fs::write(&path, text).unwrap();
+    let place = format!("{}:{line}: unknown key `clip_nrom`. Did you mean `clip_norm`?", path.display());
+    assert_refused(&Job::new([Path::new("train"), &path]), 2, &[&place]);
+    let told = "--set optim.lrr=1: unknown key `lrr`. Did you mean `lr`?";
+    assert_refused(&train(&dir).set("optim.lrr", 1), 2, &[told]);
+    assert_refused(&Job::new(["train", "nowhere.toml"]), 2, &["`nowhere.toml`"]);
+}
+
+#[test]
+fn a_wrong_value_names_what_there_is() {
+    let dir = RunDir::new();
+    assert_refused(&train(&dir).set("run.task", "imges"), 2, &["run.task = \"imges\": this program knows images"]);
+    assert_refused(&train(&dir).set("run.devices", "gpu:0"), 2, &["run.devices: unknown device `gpu:0`: say `cpu`"]);
+    let best = "checkpoint.best = \"acuracy\": this task measures accuracy, loss";
+    assert_refused(&train(&dir).set("checkpoint.best", "acuracy"), 2, &[best]);
+    assert_refused(&train(&dir).set("optim.lr", -1), 2, &["optim.lr = -1 must be zero or more"]);
+    assert_refused(&train(&dir).set("optim.name", "adm"), 2, &["unknown value `adm`. Did you mean `adam`?"]);
+    assert!(dir.contents().is_empty(), "a refused run left something");
+}
+
+#[test]
+fn a_missing_data_directory() {
+    let dir = RunDir::new();
+    assert_refused(&train(&dir).set("task.data", "/nowhere"), 2, &["there is no data directory /nowhere"]);
+}
+
+#[test]
+fn damaged_gzip() {
+    let (dir, data) = (RunDir::new(), TempDir::new_in(scratch()).unwrap());
+    data::write(data.path(), "t10k", &digits::draw(1, 20, 28).unwrap());
+    data::write(data.path(), "train", &digits::draw(2, 20, 28).unwrap());
+    let path = data.path().join("train-images-idx3-ubyte.gz");
+    let whole = fs::read(&path).unwrap();
+    let mut changed = whole.clone();
+    changed[whole.len() / 2] ^= 0xff;
+    let told = format!("{} is a damaged or truncated gzip file", path.display());
+    for damaged in [&whole[..whole.len() / 2], &changed] {
+        fs::write(&path, damaged).unwrap();
+        assert_refused(&train(&dir).set("task.data", data.path().display()), 2, &[&told]);
+    }
+}
+
+#[test]
+fn labels_of_other_images() {
+    let (dir, data) = (RunDir::new(), TempDir::new_in(scratch()).unwrap());
+    data::write(data.path(), "t10k", &digits::draw(1, 20, 28).unwrap());
+    let mut train_samples = digits::draw(2, 20, 28).unwrap();
+    train_samples.labels.pop();
+    data::write(data.path(), "train", &train_samples);
+    let job = train(&dir).set("task.data", data.path().display());
+    assert_refused(&job, 2, &["holds 20 images but", "holds 19 labels; the two files do not belong together"]);
+}
+
+#[test]
+fn a_run_directory_that_cannot_be_written() {
+    let dir = RunDir::new();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    for path in [file.join("run"), "/proc/hetseq".into()] {
+        let told = format!("preparing {}/checkpoints (set run.dir to a directory that can be written)", path.display());
+        assert_refused(&Job::mnist("train", &path), 1, &[&told]);
+    }
+}
+
+#[test]
+fn a_rank_with_another_config() {
+    let dir = RunDir::new();
+    let ended = train(&dir).ranks(3).set_on(2, "optim.lr", "0.004").start().wait(SOON);
+    for (rank, parts) in [
+        (0, ["optim.lr: 0.005 here, 0.004 on rank 2", "same configuration"]),
+        (1, ["optim.lr: 0.005 on rank 0", "0.004 on rank 2"]),
+        (2, ["optim.lr: 0.004 here, 0.005 on rank 0", "same configuration"]),
+    ] {
+        assert_said(&ended[rank], 2, &parts);
+    }
+    assert!(dir.contents().is_empty(), "a refused run left something");
+}
+
+#[test]
+fn a_rank_that_never_comes() {
+    let dir = RunDir::new();
+    let job = train(&dir).ranks(3).set("comm.join_s", 2);
+    let mut cluster = Cluster::new();
+    job.start_rank(0, &mut cluster);
+    job.start_rank(1, &mut cluster);
+    for ended in cluster.wait(SOON) {
+        assert_said(&ended, 1, &["rank 2 of 3 did not come to", "within 2 s"]);
+    }
+    let mut cluster = Cluster::new();
+    job.start_rank(2, &mut cluster);
+    assert_said(&cluster.wait(SOON)[0], 1, &["cannot reach rank 0 at", "within 2 s"]);
+    assert!(dir.contents().is_empty(), "a run that did not begin left something");
+}
+
+#[test]
+fn of_two_rank_0_one_gets_the_address_and_the_run() {
+    let dir = RunDir::new();
+    let job = train(&dir).ranks(2).set("run.max_updates", 2);
+    let mut cluster = Cluster::new();
+    job.start_rank(0, &mut cluster);
+    job.start_rank(0, &mut cluster);
+    let (second, ended) = cluster.wait_for(1, SOON).remove(0);
+    assert_said(&ended, 1, &["is already in use", "another rank 0"]);
+    job.start_rank(1, &mut cluster);
+    let mut ended = cluster.wait(SOON);
+    ended.remove(second);
+    assert_eq!(codes(&ended), [Some(0); 2], "{ended:#?}");
+    assert_eq!(dir.end(), (2, "finished".to_owned()));
+}
+
+#[test]
+fn a_wrong_secret() {
+    let dir = RunDir::new();
+    let job = train(&dir).ranks(2).set("comm.join_s", 2).set("run.max_updates", 1);
+    for (secrets, reason) in [
+        (["hunter2", "swordfish"], "the shared secrets differ"),
+        (["hunter2", ""], "this run has a shared secret and the newcomer has none"),
+        (["", "swordfish"], "the newcomer has a shared secret and this run has none"),
+    ] {
+        let set = |job: Job, rank: usize| match secrets[rank] {
+            "" => job,
+            secret => job.env_on(rank, "HETSEQ_SECRET", secret),
+        };
+        let ended = set(set(job.clone(), 0), 1).start().wait(SOON);
+        assert_said(&ended[0], 1, &["rank 1 of 2 did not come", "Turned away meanwhile", reason]);
+        assert_said(&ended[1], 1, &["refused this rank", reason]);
+        assert!(ended.iter().all(|rank| !rank.stderr.contains("hunter2") && !rank.stderr.contains("swordfish")));
+    }
+    let job = job.env_on(0, "HETSEQ_SECRET", "hunter2").env_on(1, "HETSEQ_SECRET", "hunter2");
+    job.succeed();
+}
+
+#[test]
+fn a_rank_killed_in_mid_run_is_named_by_the_others() {
+    let dir = RunDir::new();
+    let mut cluster = train(&dir).ranks(3).start();
+    cluster.wait_for_update(&dir, 3);
+    cluster.signal(2, "KILL");
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(1), Some(1), None], "{ended:#?}");
+    for rank in &ended[..2] {
+        assert_said(rank, 1, &["rank 2 (", "update ", "resume from the last checkpoint"]);
+    }
+}
+
+#[test]
+fn a_rank_that_falls_silent_is_named_by_the_others() {
+    let dir = RunDir::new();
+    let mut cluster = train(&dir).ranks(3).set("comm.silence_s", 3).start();
+    cluster.wait_for_update(&dir, 3);
+    cluster.signal(1, "STOP");
+    for (rank, ended) in cluster.wait_for(2, SOON) {
+        assert_ne!(rank, 1);
+        assert_said(&ended, 1, &["rank 1 (", "sent nothing for 3 s", "resume from the last checkpoint"]);
+    }
+}

@@ -1,0 +1,125 @@
+//! What a run left in its directory: events, losses, gradients, audits, checkpoints.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use hetseq_metrics::Event;
+use safetensors::SafeTensors;
+use tempfile::TempDir;
+
+use crate::data::scratch;
+
+/// Gone when dropped.
+pub(crate) struct RunDir(TempDir);
+
+impl RunDir {
+    pub(crate) fn new() -> Self {
+        RunDir(TempDir::new_in(scratch()).unwrap())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A line that is still being written is left out.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        let text = fs::read_to_string(self.path().join("metrics.jsonl")).unwrap_or_default();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+    }
+
+    /// The loss of each update; each must be there once.
+    pub(crate) fn losses(&self) -> BTreeMap<u64, f64> {
+        let mut losses = BTreeMap::new();
+        for event in self.events() {
+            if let Event::Update { update, loss, .. } = event {
+                assert_eq!(losses.insert(update, loss), None, "update {update} is there twice");
+            }
+        }
+        losses
+    }
+
+    /// The validation after `update`: loss and accuracy.
+    pub(crate) fn validations(&self) -> BTreeMap<u64, (f64, f64)> {
+        let valid = |event| match event {
+            Event::Valid { update, loss, metrics, .. } => Some((update, (loss, metrics["accuracy"]))),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(valid).collect()
+    }
+
+    /// (ranks, update resumed at) of each process group that worked here.
+    pub(crate) fn starts(&self) -> Vec<(usize, u64)> {
+        let start = |event| match event {
+            Event::Start { world, resumed_at, .. } => Some((world, resumed_at)),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(start).collect()
+    }
+
+    /// (last update, outcome) of the process group that ended last.
+    pub(crate) fn end(&self) -> (u64, String) {
+        match self.events().pop() {
+            Some(Event::End { update, outcome, .. }) => (update, outcome),
+            other => panic!("the last event is {other:?}"),
+        }
+    }
+
+    /// The reduced gradient of an update, by tensor.
+    pub(crate) fn gradient(&self, update: u64) -> BTreeMap<String, Vec<f32>> {
+        let bytes = fs::read(self.path().join(format!("gradients/update-{update}.safetensors"))).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+        let values = |data: &[u8]| data.chunks_exact(4).map(value).collect();
+        file.tensors().into_iter().map(|(name, tensor)| (name, values(tensor.data()))).collect()
+    }
+
+    /// What a rank computed: (update, epoch, samples).
+    pub(crate) fn audit(&self, rank: usize) -> Vec<(u64, u64, Vec<u32>)> {
+        let text = fs::read_to_string(self.path().join(format!("audit-rank-{rank}.jsonl"))).unwrap();
+        let entry = |line: &str| {
+            let mut entry: serde_json::Value = serde_json::from_str(line).unwrap();
+            let samples = serde_json::from_value(entry["samples"].take()).unwrap();
+            (entry["update"].as_u64().unwrap(), entry["epoch"].as_u64().unwrap(), samples)
+        };
+        text.lines().map(entry).collect()
+    }
+
+    pub(crate) fn checkpoint(&self, name: &str) -> PathBuf {
+        self.path().join("checkpoints").join(name)
+    }
+
+    /// Names in `checkpoints`, sorted, without the links.
+    pub(crate) fn checkpoints(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path().join("checkpoints")).unwrap().map(Result::unwrap);
+        let directories = entries.filter(|entry| entry.file_type().unwrap().is_dir());
+        let mut names: Vec<String> = directories.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Where the link `last` or `best` leads.
+    pub(crate) fn link(&self, name: &str) -> String {
+        fs::read_link(self.checkpoint(name)).unwrap().into_os_string().into_string().unwrap()
+    }
+
+    /// Every file and link with what is in it.
+    pub(crate) fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut contents = BTreeMap::new();
+        let mut dirs = vec![self.path().to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+                let (path, kind) = (entry.path(), entry.file_type().unwrap());
+                if kind.is_dir() {
+                    dirs.push(path);
+                } else if kind.is_symlink() {
+                    contents.insert(path.clone(), fs::read_link(path).unwrap().into_os_string().into_encoded_bytes());
+                } else {
+                    contents.insert(path.clone(), fs::read(path).unwrap());
+                }
+            }
+        }
+        contents
+    }
+}
