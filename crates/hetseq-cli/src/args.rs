@@ -39,8 +39,8 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
     /// This rank's weight when batch.split = "weights": its part of each update
-    #[arg(long, default_value_t = 1.0, value_name = "W")]
-    pub(crate) weight: f64,
+    #[arg(long, value_name = "W")]
+    pub(crate) weight: Option<f64>,
     /// Where to go on from: `auto` (newest checkpoint of the run), `never` (start anew, move the old aside), or a path
     #[arg(long, default_value = "auto", value_name = "auto|never|PATH")]
     pub(crate) resume: String,
@@ -113,17 +113,17 @@ pub(crate) struct BenchStepArgs {
     #[arg(long, default_values = ["cpu:1", "cpu"])]
     pub(crate) devices: Vec<String>,
     /// Samples per update
-    #[arg(long, default_value_t = 256)]
-    pub(crate) batch: usize,
+    #[arg(long, default_value_t = 256, value_parser = at_least_one())]
+    pub(crate) batch: u32,
     /// Timed steps per round
-    #[arg(long, default_value_t = 20)]
-    pub(crate) steps: usize,
+    #[arg(long, default_value_t = 20, value_parser = at_least_one())]
+    pub(crate) steps: u32,
     /// Steps before the timed ones
     #[arg(long, default_value_t = 3)]
-    pub(crate) warmup: usize,
+    pub(crate) warmup: u32,
     /// Rounds over the devices; medians of the rounds are reported
-    #[arg(long, default_value_t = 5)]
-    pub(crate) rounds: usize,
+    #[arg(long, default_value_t = 5, value_parser = at_least_one())]
+    pub(crate) rounds: u32,
     /// Print one JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
@@ -141,14 +141,18 @@ pub(crate) struct PrepDigitsArgs {
     /// Where to write the four files
     pub(crate) dir: PathBuf,
     /// How many training images
-    #[arg(long, default_value_t = 9000)]
-    pub(crate) train: usize,
+    #[arg(long, default_value_t = 9000, value_parser = at_least_one())]
+    pub(crate) train: u32,
     /// How many test images
-    #[arg(long, default_value_t = 1000)]
-    pub(crate) test: usize,
+    #[arg(long, default_value_t = 1000, value_parser = at_least_one())]
+    pub(crate) test: u32,
     /// Other drawings for another seed
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
 }
 
 #[derive(Debug, Args)]
@@ -167,9 +171,14 @@ impl ConfigArgs {
     }
 }
 
+/// A directory is a run's: its config is read, and it is where the run goes on, whatever path it had when it began.
 pub(crate) fn read_config(path: &Path, sets: &[String]) -> Result<ConfigSource, TrainError> {
-    let inside = path.join("config.toml");
-    ConfigSource::read(if path.is_dir() { &inside } else { path }, sets)
+    if !path.is_dir() {
+        return ConfigSource::read(path, sets);
+    }
+    let here = format!("run.dir={:?}", path.display().to_string());
+    let sets: Vec<String> = std::iter::once(here).chain(sets.iter().cloned()).collect();
+    ConfigSource::read(&path.join("config.toml"), &sets)
 }
 
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use hetseq_train::bench::{StepReport, StepRequest};
 use hetseq_train::{ConfigSource, Tasks};
 
 use crate::args::{BenchArgs, BenchStepArgs, read_config};
-use crate::eval::print_line;
+use crate::output::{print_line, say};
 use crate::prep::write_digits;
 
 /// The image task with a fixed batch; the data are drawn.
@@ -31,11 +31,15 @@ fn step(tasks: &Tasks, args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let mut rounds: Vec<Vec<StepReport>> = vec![Vec::new(); args.devices.len()];
-    for round in 0..args.rounds.max(1) {
+    for round in 0..args.rounds {
         for (devices, reports) in args.devices.iter().zip(&mut rounds) {
-            eprintln!("round {}/{}: {devices}", round + 1, args.rounds);
-            let request =
-                StepRequest { devices: devices.clone(), batch: args.batch, steps: args.steps, warmup: args.warmup };
+            say(&format!("round {}/{}: {devices}", round + 1, args.rounds));
+            let request = StepRequest {
+                devices: devices.clone(),
+                batch: args.batch as usize,
+                steps: args.steps as usize,
+                warmup: args.warmup as usize,
+            };
             reports.push(tasks.bench_step(&source, &request)?);
         }
     }

@@ -3,9 +3,9 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -13,7 +13,7 @@ use hetseq_metrics::sink::worker_table;
 use hetseq_metrics::{Event, WorkerReport};
 
 use crate::args::{DemoArgs, UsageError};
-use crate::eval::print_line;
+use crate::output::{print_line, say};
 use crate::prep::write_digits;
 use crate::stopped;
 
@@ -32,20 +32,21 @@ pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     };
     fs_err::create_dir_all(&dir)?;
     let world = args.slowdown.len();
-    eprintln!("drawing 8,000 digits in {}", dir.display());
+    say(&format!("drawing 8,000 digits in {}", dir.display()));
     write_digits(&dir.join("data"), 7000, 1000, 1)?;
     let config = write_config(&dir, &args.slowdown)?;
-    eprintln!(
+    say(&format!(
         "starting {world} workers, {} times as slow as this machine: {EVEN_UPDATES} updates split evenly, then by speed",
         args.slowdown.iter().map(f64::to_string).collect::<Vec<_>>().join(", ")
-    );
-    // Ctrl-C reaches the workers too; they save and leave, and this process waits for them.
-    let interrupted = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted)?;
-    let workers = start_workers(&dir, &config, world)?;
-    let codes = wait(workers, Duration::from_secs(600))?;
+    ));
+    // Ctrl-C reaches the workers too; they save and leave, and this process waits for them. SIGTERM comes here alone.
+    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::default())?;
+    let terminated = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, terminated.clone())?;
+    let mut workers = Workers::start(&dir, &config, world)?;
+    let codes = workers.wait(Duration::from_secs(600), &terminated)?;
     if codes.contains(&Some(75)) {
-        eprintln!("stopped; go on with: hetseq train {}", config.display());
+        say(&format!("stopped; go on with: hetseq train {}", config.display()));
         return Ok(stopped());
     }
     if codes.iter().any(|code| *code != Some(0)) {
@@ -65,54 +66,64 @@ fn write_config(dir: &Path, slowdown: &[f64]) -> anyhow::Result<PathBuf> {
          [batch]\nglobal = 168\nsplit = \"measured\"\neven_updates = {EVEN_UPDATES}\n\n\
          [optim]\nname = \"adam\"\nlr = 0.001\nclip_norm = 5.0\nschedule = {{ kind = \"cosine\", warmup_updates = 10 }}\n\n\
          [checkpoint]\nevery = \"100 updates\"\nbest = \"accuracy\"\n\n\
-         [emulate]\nslowdown = {slowdown:?}\n"
+         [comm]\njoin_s = 30.0\n\n[emulate]\nslowdown = {slowdown:?}\n"
     );
     fs_err::write(&path, text)?;
     Ok(path)
 }
 
-/// Rank 0 shows its progress here; the others write to log files.
-fn start_workers(dir: &Path, config: &Path, world: usize) -> anyhow::Result<Vec<Child>> {
-    let program = std::env::current_exe().context("finding this program")?;
-    // Freed again before rank 0 binds it; a clash is unlikely and would be a clear error.
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    fs_err::create_dir_all(dir.join("logs"))?;
-    let mut workers = Vec::new();
-    for rank in 0..world {
-        let mut command = Command::new(&program);
-        command.arg("train").arg(config).args(["--resume", "never"]);
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-        command.stdin(Stdio::null());
-        if rank > 0 {
-            let log = fs_err::File::create(dir.join(format!("logs/rank-{rank}.log")))?.into_parts().0;
-            command.stdout(log.try_clone()?).stderr(log);
+/// The ranks of the demo; those that still run are ended when this is dropped.
+struct Workers(Vec<Child>);
+
+impl Workers {
+    /// Rank 0 shows its progress here; the others write to log files.
+    fn start(dir: &Path, config: &Path, world: usize) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("finding this program")?;
+        // Freed again before rank 0 binds it; a clash is unlikely and would be a clear error.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        fs_err::create_dir_all(dir.join("logs"))?;
+        let mut workers = Workers(Vec::new());
+        for rank in 0..world {
+            let mut command = Command::new(&program);
+            command.arg("train").arg(config).args(["--resume", "never"]);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+            command.stdin(Stdio::null());
+            if rank > 0 {
+                let log = fs_err::File::create(dir.join(format!("logs/rank-{rank}.log")))?.into_parts().0;
+                command.stdout(log.try_clone()?).stderr(log);
+            }
+            workers.0.push(command.spawn().context("starting a worker")?);
         }
-        workers.push(command.spawn().context("starting a worker")?);
+        Ok(workers)
     }
-    Ok(workers)
+
+    /// The exit codes of all workers, which end together: if one fails, the others notice it by themselves.
+    fn wait(&mut self, deadline: Duration, terminated: &AtomicBool) -> anyhow::Result<Vec<Option<i32>>> {
+        let started = Instant::now();
+        loop {
+            let statuses = self.0.iter_mut().map(Child::try_wait).collect::<Result<Vec<_>, _>>()?;
+            if let Some(statuses) = statuses.into_iter().collect::<Option<Vec<_>>>() {
+                return Ok(statuses.iter().map(ExitStatus::code).collect());
+            }
+            if terminated.load(Ordering::Relaxed) {
+                bail!("terminated");
+            }
+            if started.elapsed() > deadline {
+                bail!("the workers did not finish within {} s", deadline.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
-/// The exit codes of all workers. Past the deadline the ones still running are ended.
-fn wait(mut workers: Vec<Child>, deadline: Duration) -> anyhow::Result<Vec<Option<i32>>> {
-    let started = Instant::now();
-    loop {
-        let mut running = false;
-        for worker in &mut workers {
-            running |= worker.try_wait()?.is_none();
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for worker in &mut self.0 {
+            _ = worker.kill();
+            _ = worker.wait();
         }
-        if !running {
-            break;
-        }
-        if started.elapsed() > deadline {
-            for worker in &mut workers {
-                _ = worker.kill();
-            }
-            bail!("the workers did not finish within {} s", deadline.as_secs());
-        }
-        std::thread::sleep(Duration::from_millis(50));
     }
-    workers.iter_mut().map(|worker| Ok(worker.wait()?.code())).collect()
 }
 
 fn report(dir: &Path) -> anyhow::Result<()> {
@@ -120,7 +131,8 @@ fn report(dir: &Path) -> anyhow::Result<()> {
     let (mut even, mut measured, mut accuracy) = (Vec::new(), Vec::new(), None);
     let mut workers: Vec<Vec<WorkerReport>> = Vec::new();
     for line in text.lines() {
-        match serde_json::from_str(line).context("reading metrics.jsonl")? {
+        let Ok(event) = serde_json::from_str(line) else { continue };
+        match event {
             Event::Update { update, seconds, .. } if (SETTLING..=EVEN_UPDATES).contains(&update) => even.push(seconds),
             Event::Update { update, seconds, .. } if update > EVEN_UPDATES + SETTLING => measured.push(seconds),
             Event::Valid { metrics, .. } => accuracy = metrics.get("accuracy").copied(),

@@ -6,7 +6,7 @@ use hetseq_train::bench::matmul_gflops;
 use sysinfo::System;
 
 use crate::args::DevicesArgs;
-use crate::eval::print_line;
+use crate::output::print_line;
 
 pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
     let mut system = System::new()?;

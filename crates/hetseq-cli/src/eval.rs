@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use hetseq_train::{Reset, Resume, RunOptions, Tasks};
 
 use crate::args::EvalArgs;
+use crate::output::print_line;
 use crate::train::secret;
 
 pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
     let place = args.place.find()?;
     let rank = place.rank;
-    let options = RunOptions { place, weight: 1.0, resume: Resume::Auto, reset: Reset::default(), secret: secret() };
+    let options = RunOptions { place, weight: None, resume: Resume::Auto, reset: Reset::default(), secret: secret()? };
     let (path, evaluation) = tasks.eval(&source, &options, args.checkpoint.as_deref())?;
     if rank == 0 {
         if args.json {
@@ -28,10 +29,4 @@ pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Results go to standard output; a reader that went away is no reason to fail.
-pub(crate) fn print_line(line: &str) {
-    use std::io::Write;
-    _ = writeln!(std::io::stdout(), "{line}");
 }

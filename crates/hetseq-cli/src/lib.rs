@@ -9,6 +9,7 @@ mod bench;
 mod demo;
 mod devices;
 mod eval;
+mod output;
 mod prep;
 mod train;
 
@@ -41,7 +42,7 @@ pub fn main(tasks: Tasks) -> ExitCode {
         Command::Prep(args) => prep::prep(&args),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        output::say(&format!("error: {error:#}"));
         let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
             || error.downcast_ref::<args::UsageError>().is_some();
         if is_usage { usage() } else { ExitCode::FAILURE }

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use hetseq_data::source::{digits, idx};
 
 use crate::args::{PrepArgs, PrepDigitsArgs};
-use crate::eval::print_line;
+use crate::output::print_line;
 
 pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
     match args {
         PrepArgs::Digits(PrepDigitsArgs { dir, train, test, seed }) => {
-            write_digits(dir, *train, *test, *seed)?;
+            write_digits(dir, *train as usize, *test as usize, *seed)?;
             print_line(&format!("{}: {train} training and {test} test images of drawn digits", dir.display()));
             Ok(ExitCode::SUCCESS)
         }

@@ -9,8 +9,10 @@ use crate::stopped;
 
 pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
-    if !(args.weight.is_finite() && args.weight >= 0.0) {
-        return Err(UsageError(format!("--weight {}: say a number of at least 0", args.weight)).into());
+    if let Some(weight) = args.weight
+        && !(weight.is_finite() && weight >= 0.0)
+    {
+        return Err(UsageError(format!("--weight {weight}: say a number of at least 0")).into());
     }
     let options = RunOptions {
         place: args.place.find()?,
@@ -21,7 +23,7 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
             schedule: args.reset.contains(&ResetWhat::Schedule),
             data: args.reset.contains(&ResetWhat::Data),
         },
-        secret: secret(),
+        secret: secret()?,
     };
     Ok(match tasks.train(&source, &options)? {
         Outcome::Finished => ExitCode::SUCCESS,
@@ -30,6 +32,11 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
 }
 
 /// The secret that ranks of a run share. From the environment only: arguments are visible to everybody on a machine.
-pub(crate) fn secret() -> Option<String> {
-    std::env::var("HETSEQ_SECRET").ok()
+pub(crate) fn secret() -> Result<Option<String>, UsageError> {
+    match std::env::var("HETSEQ_SECRET") {
+        Ok(secret) if secret.is_empty() => {
+            Err(UsageError("HETSEQ_SECRET is set but empty: give it a value on every rank, or unset it".to_owned()))
+        }
+        secret => Ok(secret.ok()),
+    }
 }

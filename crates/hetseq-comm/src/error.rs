@@ -42,7 +42,7 @@ pub enum CommError {
 
     #[error(
         "rank {rank} ({host}) is alive but did not do its part for {} {moment}. See its log; if it \
-         only needs longer, raise the no-progress limit",
+         only needs longer, raise comm.progress_s",
         seconds(.limit)
     )]
     NoProgress { rank: usize, host: String, limit: Duration, moment: Box<Moment> },
@@ -106,7 +106,7 @@ pub enum CommError {
 
     #[error(
         "cannot reach {what} at {address} within {}: {detail}. Check that it runs there, the address, \
-         the firewall and, with several networks, the interface option",
+         the firewall and, with several networks, comm.interface",
         seconds(.waited)
     )]
     Unreachable { what: String, address: String, waited: Duration, detail: String },
@@ -121,20 +121,20 @@ pub enum CommError {
     )]
     AddressInUse { address: String },
 
-    #[error("no free port in {first}-{last} for connections between ranks. Widen the ports option")]
+    #[error("no free port in {first}-{last} for connections between ranks. Widen comm.ports")]
     NoFreePort { first: u16, last: u16 },
 
-    #[error("cannot listen on {address}: {source}")]
-    Listen { address: String, source: std::io::Error },
+    #[error("cannot listen on {address}: {reason}")]
+    Listen { address: String, reason: std::io::Error },
 
     #[error(
-        "there is no network interface or address {wanted:?} here; there are: {available}. Correct the \
-         interface option"
+        "there is no network interface or address {wanted:?} here; there are: {available}. Correct \
+         comm.interface"
     )]
     NoInterface { wanted: String, available: String },
 
-    #[error("the system could not {what}: {source}")]
-    System { what: &'static str, source: std::io::Error },
+    #[error("the system could not {what}: {reason}")]
+    System { what: &'static str, reason: std::io::Error },
 }
 
 /// `60 s`, `0.3 s`: a limit as a user would write it.

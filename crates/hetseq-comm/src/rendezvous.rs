@@ -80,7 +80,7 @@ pub(crate) fn meet(
             None => None,
         });
     }
-    tracing::info!(rank, world, generation = met.generation, "all ranks are connected");
+    tracing::info!("rank {rank} of {world}: all are connected");
     Ok(Mesh::new(rank, met.generation, met.names, links, bell, options))
 }
 

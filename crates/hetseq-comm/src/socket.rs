@@ -20,7 +20,7 @@ pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> 
     if let Ok(ip) = bare.parse() {
         return Ok(Some(ip));
     }
-    let source = |source| CommError::System { what: "list its network interfaces", source };
+    let source = |source| CommError::System { what: "list its network interfaces", reason: source };
     let interfaces = if_addrs::get_if_addrs().map_err(source)?;
     let named = interfaces.iter().filter(|interface| interface.name == wanted);
     // An interface may have several addresses. IPv4 first, as the one that most clusters route; a
@@ -40,7 +40,7 @@ pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> 
 pub(crate) fn listen_at(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, CommError> {
     listen(ip, port).map_err(|(address, source)| match source.kind() {
         std::io::ErrorKind::AddrInUse => CommError::AddressInUse { address: address.to_string() },
-        _ => CommError::Listen { address: address.to_string(), source },
+        _ => CommError::Listen { address: address.to_string(), reason: source },
     })
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn listen_anywhere(ip: Option<IpAddr>, options: &Options) -> Result<T
             Ok(listener) => return Ok(listener),
             Err((_, source)) if source.kind() == std::io::ErrorKind::AddrInUse => {}
             Err((address, source)) => {
-                return Err(CommError::Listen { address: address.to_string(), source });
+                return Err(CommError::Listen { address: address.to_string(), reason: source });
             }
         }
     }

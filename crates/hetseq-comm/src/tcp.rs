@@ -65,7 +65,7 @@ pub(crate) fn link(stream: TcpStream, generation: u64, bell: &Arc<Bell>, options
         Ok((stream.try_clone()?, stream.try_clone()?))
     };
     let (read_end, write_end) =
-        prepare().map_err(|source| CommError::System { what: "prepare a connection", source })?;
+        prepare().map_err(|source| CommError::System { what: "prepare a connection", reason: source })?;
     let mut wire = Wire { stream, threads: Vec::new() };
     let reader = Reader { stream: read_end, lane: incoming.clone(), generation, silence };
     wire.threads.push(spawn("hetseq-read", move || reader.run())?);
@@ -77,7 +77,7 @@ pub(crate) fn link(stream: TcpStream, generation: u64, bell: &Arc<Bell>, options
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CommError> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-    thread.map_err(|source| CommError::System { what: "start a thread", source })
+    thread.map_err(|source| CommError::System { what: "start a thread", reason: source })
 }
 
 /// Ends the lane even if the thread panics, so that nobody waits for it.

@@ -67,7 +67,7 @@ pub enum Event {
     /// The last event of a process group.
     End {
         update: u64,
-        /// `finished` or `stopped` (by a signal, with a checkpoint saved).
+        /// `finished`, `stopped` (by a signal, with a checkpoint saved) or `failed`.
         outcome: String,
         seconds: f64,
     },

@@ -6,7 +6,7 @@ mod journal;
 use crate::Event;
 
 pub use console::{Console, worker_table};
-pub use journal::Journal;
+pub use journal::{Journal, JsonLines};
 
 pub trait Sink: Send {
     fn event(&mut self, event: &Event) -> std::io::Result<()>;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use hetseq_data::{GlobalBatch, Split};
 use hetseq_optim::{OptimizerConfig, OptimizerName, ScheduleConfig};
@@ -126,7 +127,7 @@ pub struct Checkpoint {
     pub every: Every,
     /// How many of the newest to keep; the best one is kept beside them.
     pub keep: usize,
-    /// The validation metric that decides which is best: `loss` and `perplexity` by the smallest, others by the largest.
+    /// What decides which is best: `loss`, or a metric of the task.
     pub best: String,
 }
 
@@ -151,6 +152,12 @@ pub struct Comm {
     /// First and last port that ranks may listen on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<[u16; 2]>,
+}
+
+impl Comm {
+    pub(crate) fn progress(&self) -> Duration {
+        Duration::from_secs_f64(self.progress_s)
+    }
 }
 
 impl Default for Comm {
@@ -281,6 +288,12 @@ impl<C> Config<C> {
         }
         if self.batch.micro == Some(0) || self.batch.max_tokens == Some(0) {
             return Err("batch.micro and batch.max_tokens must be at least 1".to_owned());
+        }
+        if self.batch.even_updates > 0 && self.batch.split != Split::Measured {
+            return Err("batch.even_updates only counts with batch.split = \"measured\"".to_owned());
+        }
+        if self.comm.ports.is_some_and(|[first, last]| first > last || first == 0) {
+            return Err("comm.ports: say the first and the last port, such as [29500, 29510]".to_owned());
         }
         if self.checkpoint.keep == 0 {
             return Err("checkpoint.keep must be at least 1".to_owned());

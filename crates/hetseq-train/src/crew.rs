@@ -29,21 +29,26 @@ pub(crate) struct Crew<T: Task> {
 impl<T: Task> Crew<T> {
     /// Start the devices, then meet the other ranks: in this order, so that a rank with a wrong device fails before it
     /// makes others wait.
-    pub(crate) fn assemble(task: T, config: &Config<T::Config>, options: &RunOptions) -> Result<Self, TrainError> {
+    pub(crate) fn assemble(
+        command: &str,
+        task: T,
+        config: &Config<T::Config>,
+        options: &RunOptions,
+    ) -> Result<Self, TrainError> {
         let task = Arc::new(task);
         let layout = Arc::new(layout_of(&*task)?);
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = parse_devices(&config.run.devices, cores)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
         let slowdown = config.emulate.slowdown.get(options.place.rank).copied().unwrap_or(1.0);
-        let devices = Devices::start(&task, &layout, &specs, slowdown)?;
-        let identity = identity(config, &task.fingerprint(), &layout);
+        let devices = Devices::start(&task, &layout, &specs, slowdown, config.comm.progress())?;
+        let identity = identity(command, config, &task.fingerprint(), &layout)?;
         let mut group = Group::join(&options.place, &identity, &comm_options(&config.comm, options))?;
         let members: Vec<Member> = devices
             .names()
             .map(|name| Member {
                 device: name.to_owned(),
-                weight: options.weight / specs.len() as f64,
+                weight: options.weight.unwrap_or(1.0) / specs.len() as f64,
                 max_tokens: config.batch.max_tokens,
                 max_samples: config.batch.micro,
             })
@@ -77,7 +82,7 @@ pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
 fn comm_options(comm: &Comm, options: &RunOptions) -> Options {
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),
-        progress: Duration::from_secs_f64(comm.progress_s),
+        progress: comm.progress(),
         join: Duration::from_secs_f64(comm.join_s),
         interface: comm.interface.clone(),
         ports: comm.ports.map(|[first, last]| first..=last),

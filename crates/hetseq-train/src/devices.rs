@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use burn::tensor::Device;
@@ -34,6 +34,7 @@ struct Worker<T: Task> {
     name: String,
     orders: Sender<Order<T>>,
     answers: Receiver<Result<Answer, String>>,
+    patience: Duration,
 }
 
 enum Order<T: Task> {
@@ -57,12 +58,14 @@ pub(crate) struct LocalSum {
 }
 
 impl<T: Task> Devices<T> {
-    /// `slowdown` stretches this process's compute time by sleeping (1 = not at all), to emulate a slower machine.
+    /// `slowdown` stretches this process's compute time by sleeping (1 = not at all), to emulate a slower machine;
+    /// `patience` is how long a device may take over one order.
     pub(crate) fn start(
         task: &Arc<T>,
         layout: &Arc<Layout>,
         specs: &[DeviceSpec],
         slowdown: f64,
+        patience: Duration,
     ) -> Result<Self, TrainError> {
         let mut workers = Vec::new();
         for (index, spec) in specs.iter().enumerate() {
@@ -81,7 +84,7 @@ impl<T: Task> Devices<T> {
                 .name(name.clone())
                 .spawn(move || pool.install(move || thread.run(inbox, outbox)))
                 .map_err(TrainError::io(format!("starting the thread of {name}")))?;
-            workers.push(Worker { name, orders, answers });
+            workers.push(Worker { name, orders, answers, patience });
         }
         let devices = Devices { workers, terms: task.terms().len(), parameters: layout.len() };
         for worker in &devices.workers {
@@ -162,9 +165,13 @@ impl<T: Task> Worker<T> {
     }
 
     fn answer(&self, doing: &'static str) -> Result<Answer, TrainError> {
-        match self.answers.recv() {
+        match self.answers.recv_timeout(self.patience) {
             Ok(answer) => answer.map_err(|reason| failed(&self.name, doing, reason)),
-            Err(_) => Err(failed(&self.name, doing, "its thread has ended".to_owned())),
+            Err(RecvTimeoutError::Disconnected) => Err(failed(&self.name, doing, "its thread has ended".to_owned())),
+            Err(RecvTimeoutError::Timeout) => {
+                let reason = format!("no answer for {} s (comm.progress_s)", self.patience.as_secs());
+                Err(failed(&self.name, doing, reason))
+            }
         }
     }
 }

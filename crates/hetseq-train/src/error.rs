@@ -23,6 +23,9 @@ pub enum TrainError {
     Collate { task: &'static str, reason: TaskError },
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The group broke up while training.
+    #[error("{reason}. The last checkpoint is {last}; the same command goes on from there")]
+    Interrupted { reason: CommError, last: String },
     #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]

@@ -12,7 +12,7 @@ use crate::error::TrainError;
 use crate::loader::{Loader, Order};
 use crate::replica::add;
 use crate::roster::undecodable;
-use crate::task::{Task, Term, Totals, Which};
+use crate::task::{Task, TaskError, Term, Totals, Which};
 use crate::trainer::{mean_losses, named, weighted};
 
 /// What an evaluation found.
@@ -84,7 +84,12 @@ pub(crate) fn evaluate<T: Task>(
     }
     let totals = exchange(crew, totals)?;
     let means = mean_losses(&totals.losses, &totals.counts);
-    let metrics = crew.task.metrics(&totals).into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let (names, values) = (crew.task.metrics(), crew.task.measure(&totals));
+    if names.len() != values.len() {
+        let reason = format!("it names {} metrics but measured {}", names.len(), values.len());
+        return Err(TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) });
+    }
+    let metrics = names.iter().map(|metric| metric.name.to_owned()).zip(values).collect();
     Ok(Some(Evaluation {
         samples: totals.samples,
         loss: weighted(terms, &means),

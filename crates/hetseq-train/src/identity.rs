@@ -7,6 +7,7 @@ use serde::Serialize;
 use toml::{Table, Value};
 
 use crate::config::Config;
+use crate::error::TrainError;
 
 /// Keys that may differ from rank to rank. A section name stands for all its keys.
 const LOCAL: [&str; 9] = [
@@ -21,25 +22,31 @@ const LOCAL: [&str; 9] = [
     "debug",
 ];
 
-pub(crate) fn identity<C: Serialize>(config: &Config<C>, data: &str, layout: &Layout) -> Identity {
+pub(crate) fn identity<C: Serialize>(
+    command: &str,
+    config: &Config<C>,
+    data: &str,
+    layout: &Layout,
+) -> Result<Identity, TrainError> {
     let mut identity = Identity::new()
+        .with("command", command)
         .with("version", env!("CARGO_PKG_VERSION"))
         .with("data", data)
         .with("layout", format!("{:016x}", layout.hash()));
-    for (key, value) in run_keys(config) {
+    for (key, value) in run_keys(config)? {
         identity = identity.with(key, value);
     }
-    identity
+    Ok(identity)
 }
 
 /// Every key of the config that is not local, with its value as TOML.
-pub(crate) fn run_keys<C: Serialize>(config: &Config<C>) -> Vec<(String, String)> {
+fn run_keys<C: Serialize>(config: &Config<C>) -> Result<Vec<(String, String)>, TrainError> {
+    let table = Table::try_from(config)
+        .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
     let mut keys = Vec::new();
-    if let Ok(table) = Table::try_from(config) {
-        flatten("", &table, &mut keys);
-    }
+    flatten("", &table, &mut keys);
     keys.retain(|(key, _)| !LOCAL.iter().any(|local| key == local || key.starts_with(&format!("{local}."))));
-    keys
+    Ok(keys)
 }
 
 fn flatten(prefix: &str, table: &Table, keys: &mut Vec<(String, String)>) {

@@ -53,6 +53,18 @@ impl Itinerary {
         })
     }
 
+    /// A position that this epoch does not have was made by another planner.
+    pub(crate) fn check(&mut self, cursor: &Cursor) -> Result<(), String> {
+        let updates = self.updates_per_epoch(cursor.epoch);
+        if cursor.update_in_epoch < updates as u64 {
+            return Ok(());
+        }
+        let at = cursor.update_in_epoch;
+        Err(format!(
+            "the checkpoint stands at update {at} of an epoch of {updates}; start the data afresh with --reset data"
+        ))
+    }
+
     pub(crate) fn updates_per_epoch(&mut self, epoch: u64) -> usize {
         position(&mut self.plans, &self.costs, &self.spec, epoch).updates()
     }

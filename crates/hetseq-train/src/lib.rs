@@ -21,6 +21,7 @@ mod registry;
 mod replica;
 mod roster;
 mod run;
+mod run_lock;
 mod signals;
 mod source;
 mod state;

@@ -2,13 +2,14 @@
 //! It can, because who does what in update k + 1 is known as soon as the header of update k is agreed.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use hetseq_random::Key;
 
 use crate::error::TrainError;
 use crate::replica::add;
-use crate::task::{Samples, Task, Which};
+use crate::task::{Samples, Task, TaskError, Which};
 
 /// One micro-batch, ready for a device.
 pub(crate) struct Job<T: Task> {
@@ -34,10 +35,12 @@ pub(crate) struct Prepared<T: Task> {
 pub(crate) struct Loader<T: Task> {
     orders: Sender<Order>,
     prepared: Receiver<Result<Prepared<T>, TrainError>>,
+    patience: Duration,
 }
 
 impl<T: Task> Loader<T> {
-    pub(crate) fn start(task: Arc<T>, seed: u64) -> Result<Self, TrainError> {
+    /// `patience`: how long to wait for one order, such as a file system that hangs.
+    pub(crate) fn start(task: Arc<T>, seed: u64, patience: Duration) -> Result<Self, TrainError> {
         let (orders, inbox) = channel::<Order>();
         let (outbox, prepared) = channel();
         let work = move || {
@@ -51,7 +54,7 @@ impl<T: Task> Loader<T> {
             .name("loader".to_owned())
             .spawn(work)
             .map_err(TrainError::io("starting the loader thread"))?;
-        Ok(Loader { orders, prepared })
+        Ok(Loader { orders, prepared, patience })
     }
 
     pub(crate) fn order(&self, order: Order) -> Result<(), TrainError> {
@@ -60,17 +63,21 @@ impl<T: Task> Loader<T> {
 
     /// The oldest order that was not taken yet, waiting for it if need be.
     pub(crate) fn take(&self) -> Result<Prepared<T>, TrainError> {
-        self.prepared.recv().map_err(|_| stopped())?
+        match self.prepared.recv_timeout(self.patience) {
+            Ok(prepared) => prepared,
+            Err(RecvTimeoutError::Disconnected) => Err(stopped()),
+            Err(RecvTimeoutError::Timeout) => Err(failed(format!("nothing came for {} s", self.patience.as_secs()))),
+        }
     }
 }
 
 /// A panic inside a task's `collate` ends the thread; its message is on standard error already.
 fn stopped() -> TrainError {
-    TrainError::Device {
-        device: "the loader".to_owned(),
-        doing: "collating",
-        reason: "the task's collate panicked (see above)".to_owned(),
-    }
+    failed("the task's collate panicked (see above)".to_owned())
+}
+
+fn failed(reason: String) -> TrainError {
+    TrainError::Device { device: "the loader".to_owned(), doing: "collating", reason }
 }
 
 fn prepare<T: Task>(task: &T, seed: u64, order: Order) -> Result<Prepared<T>, TrainError> {
@@ -82,7 +89,12 @@ fn prepare<T: Task>(task: &T, seed: u64, order: Order) -> Result<Prepared<T>, Tr
             let batch = task
                 .collate(&Samples { which: order.which, ids: &samples, epoch_key })
                 .map_err(|reason| TrainError::Collate { task: T::NAME, reason })?;
-            add(&mut prepared.counts, task.counts(&batch));
+            let counts = task.counts(&batch);
+            if counts.len() != prepared.counts.len() {
+                let reason = format!("it names {} loss terms but counted {}", prepared.counts.len(), counts.len());
+                return Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) });
+            }
+            add(&mut prepared.counts, counts);
             prepared.samples += samples.len() as u64;
             jobs.push(Job { samples, batch });
         }

@@ -1,9 +1,9 @@
 //! The run's directory and what is told to people: on rank 0 it carries events to the sinks, on other ranks it is mute.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use hetseq_metrics::sink::JsonLines;
 use hetseq_metrics::{Console, Event, Journal, Sink, thousands};
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ use hetseq_optim::Layout;
 pub(crate) struct Observer {
     dir: PathBuf,
     sinks: Vec<Box<dyn Sink>>,
-    audit: Option<fs::File>,
+    audit: Option<JsonLines>,
     gradients: bool,
 }
 
@@ -38,7 +38,7 @@ impl Observer {
         let audit = if config.debug.audit {
             fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
             let path = dir.join(format!("audit-rank-{rank}.jsonl"));
-            Some(fs::OpenOptions::new().create(true).append(true).open(path).map_err(TrainError::io(doing()))?)
+            Some(JsonLines::open(&path, at).map_err(TrainError::io(doing()))?)
         } else {
             None
         };
@@ -71,9 +71,9 @@ impl Observer {
         epoch: u64,
         samples: impl FnOnce() -> Vec<u32>,
     ) -> Result<(), TrainError> {
-        let Some(file) = &mut self.audit else { return Ok(()) };
+        let Some(audit) = &mut self.audit else { return Ok(()) };
         let line = serde_json::json!({ "update": update, "epoch": epoch, "samples": samples() });
-        writeln!(file, "{line}").map_err(TrainError::io("writing the audit"))
+        audit.write(&line).map_err(TrainError::io("writing the audit"))
     }
 
     /// `debug.gradients`: the reduced gradient of update number `update`, before clipping.
@@ -112,34 +112,54 @@ pub(crate) fn write_run_files(dir: &Path, config: &str, world: usize) -> Result<
 }
 
 /// What an earlier run, or an abandoned branch of this one, left behind goes to `before-N`: never overwritten, and never
-/// taken for a part of what comes now. Everything of it with `after` none; else what is about later updates than `after`.
+/// taken for a part of what comes now. All of it with `after` none; else checkpoints of later updates than `after`, with a
+/// copy of the metrics, which are about to be cut.
 pub(crate) fn move_aside(dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>, TrainError> {
     let doing = || format!("moving an earlier run in {} aside", dir.display());
-    let checkpoints = Checkpoints::at(dir);
-    let first_gone = after.map_or(0, |after| after + 1);
-    let steps: Vec<u64> = checkpoints.steps().into_iter().filter(|&step| step >= first_gone).collect();
-    let journal = dir.join("metrics.jsonl");
-    if steps.is_empty() && (after.is_some() || !journal.exists()) {
+    let moving = match after {
+        None => everything(dir).map_err(TrainError::io(doing()))?,
+        Some(after) => {
+            let checkpoints = Checkpoints::at(dir);
+            checkpoints.steps().into_iter().filter(|&step| step > after).map(|step| checkpoints.path(step)).collect()
+        }
+    };
+    if moving.is_empty() {
         return Ok(None);
     }
-    let aside = (1..u64::MAX).map(|n| dir.join(format!("before-{n}"))).find(|path| !path.exists());
-    let aside = aside.unwrap_or_else(|| dir.join("before"));
-    let kept = Checkpoints::at(&aside);
+    let aside = (1..u64::MAX).map(|n| dir.join(format!("{ASIDE}{n}"))).find(|path| !path.exists());
+    let aside = aside.unwrap_or_else(|| dir.join(ASIDE));
     let move_all = || {
-        kept.create()?;
-        for step in steps {
-            fs::rename(checkpoints.path(step), kept.path(step))?;
+        for path in &moving {
+            let target = aside.join(path.strip_prefix(dir).unwrap_or(path));
+            fs::create_dir_all(target.parent().unwrap_or(&aside))?;
+            fs::rename(path, target)?;
         }
+        let journal = dir.join("metrics.jsonl");
         if journal.exists() {
             fs::copy(&journal, aside.join("metrics.jsonl"))?;
-        }
-        if after.is_none() && journal.exists() {
-            fs::remove_file(&journal)?;
         }
         Ok(())
     };
     move_all().map_err(TrainError::io(doing()))?;
     Ok(Some(aside))
+}
+
+/// How the directories are named that hold what was moved aside.
+const ASIDE: &str = "before-";
+
+/// What a run leaves in its directory, if it has left anything worth keeping.
+fn everything(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_ours = ["checkpoints", "config.toml", "env.json", "metrics.jsonl", "gradients"].contains(&name.as_str());
+        if is_ours || name.starts_with("audit-rank-") {
+            paths.push(entry.path());
+        }
+    }
+    let is_run = !Checkpoints::at(dir).steps().is_empty() || dir.join("metrics.jsonl").exists();
+    Ok(if is_run { paths } else { Vec::new() })
 }
 
 /// `update 8,412`, as it stands in messages.

@@ -7,4 +7,4 @@ pub use hetseq_models::{Init, Network};
 pub use hetseq_random::Key;
 
 pub use crate::registry::Tasks;
-pub use crate::task::{Outcome, Pass, Samples, Task, TaskError, Term, Totals, Which};
+pub use crate::task::{Metric, Outcome, Pass, Samples, Task, TaskError, Term, Totals, Which};

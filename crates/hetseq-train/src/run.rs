@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hetseq_comm::Place;
-use hetseq_data::{Pace, PlanSpec};
+use hetseq_data::{Pace, PlanSpec, Split};
 use hetseq_metrics::{Event, Workers};
 use hetseq_optim::Optimizer;
 
@@ -18,17 +18,18 @@ use crate::flat;
 use crate::itinerary::Itinerary;
 use crate::loader::Loader;
 use crate::observer::{Observer, move_aside, write_run_files};
+use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
 use crate::state::State;
-use crate::task::{Task, TaskError, Totals, Which};
+use crate::task::{Metric, Task, TaskError, Which};
 use crate::trainer::{End, Pulse, Trainer};
 
 /// What the command line adds to the config.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
     pub place: Place,
-    /// This rank's weight when the split is by weights.
-    pub weight: f64,
+    /// This rank's weight when the split is by weights; 1 if not given.
+    pub weight: Option<f64>,
     pub resume: Resume,
     pub reset: Reset,
     /// Shared by the ranks of a run; never logged.
@@ -48,8 +49,11 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
     config.optim.schedule.validate(config.optim.lr)?;
     config.optim.optimizer().validate()?;
     let task = open::<T>(&config)?;
-    check_best(&task, &config)?;
-    let mut crew = Crew::assemble(task, &config, options)?;
+    let best_metric = best_metric(&task, &config)?;
+    if options.weight.is_some() && config.batch.split != Split::Weights {
+        return Err(TrainError::Config("--weight only counts with batch.split = \"weights\"; set that too".to_owned()));
+    }
+    let mut crew = Crew::assemble("train", task, &config, options)?;
     // Before this a signal simply ends the process: there is nothing to save yet.
     let stop = StopFlag::listen().map_err(TrainError::io("listening for signals"))?;
     let start = match Start::find(&mut crew, &config, options) {
@@ -59,7 +63,7 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
             return Err(error);
         }
     };
-    let mut trainer = start.into_trainer(crew, config, stop);
+    let mut trainer = start.into_trainer(crew, config, stop, best_metric);
     trainer.announce();
     match trainer.run() {
         Ok(end) => {
@@ -76,6 +80,15 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
             Ok(outcome)
         }
         Err(error) => {
+            trainer.observer.tell(&Event::End {
+                update: trainer.state.cursor.updates,
+                outcome: "failed".to_owned(),
+                seconds: started.elapsed().as_secs_f64(),
+            });
+            let error = match error {
+                TrainError::Comm(reason) => TrainError::Interrupted { reason, last: trainer.last_checkpoint() },
+                error => error,
+            };
             trainer.crew.group.abort(&error.to_string());
             Err(error)
         }
@@ -88,7 +101,7 @@ pub(crate) fn eval<T: Task>(
     options: &RunOptions,
     checkpoint: Option<&Path>,
 ) -> Result<(PathBuf, Evaluation), TrainError> {
-    let mut crew = Crew::assemble(open::<T>(&config)?, &config, options)?;
+    let mut crew = Crew::assemble("eval", open::<T>(&config)?, &config, options)?;
     match eval_with(&mut crew, &config, checkpoint) {
         Ok(found) => {
             crew.group.close();
@@ -118,11 +131,12 @@ fn eval_with<T: Task>(
                 dir.display()
             ))
         })?;
+        check_exists(&path, "model.safetensors", &checkpoints)?;
         parameters = checkpoint::load_parameters(&path, &crew.layout)?;
     }
     crew.group.broadcast(0, &mut parameters)?;
     crew.devices.load(&Arc::new(parameters))?;
-    let loader = Loader::start(crew.task.clone(), config.run.seed)?;
+    let loader = Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?;
     let pace = Pace::new(crew.roster.members.len());
     let terms = crew.task.terms();
     let evaluation = evaluate(crew, &loader, &pace, config.batch.split, &terms)?;
@@ -134,18 +148,30 @@ fn eval_with<T: Task>(
 }
 
 /// `checkpoint.best` must be something that the task measures; found out now, not after the first epoch.
-fn check_best<T: Task>(task: &T, config: &Config<T::Config>) -> Result<(), TrainError> {
-    let metrics = task.metrics(&Totals { scores: vec![0.0; 64], counts: vec![0; 64], ..Totals::default() });
+fn best_metric<T: Task>(task: &T, config: &Config<T::Config>) -> Result<Metric, TrainError> {
+    let mut known = task.metrics();
+    known.push(Metric::lower("loss"));
     let best = config.checkpoint.best.as_str();
-    if best == "loss" || metrics.iter().any(|(name, _)| *name == best) {
-        return Ok(());
-    }
-    let known: Vec<&str> = metrics.iter().map(|(name, _)| *name).chain(["loss"]).collect();
-    Err(TrainError::Config(format!("checkpoint.best = \"{best}\": this task measures {}", known.join(", "))))
+    known.iter().find(|metric| metric.name == best).copied().ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|metric| metric.name).collect();
+        TrainError::Config(format!("checkpoint.best = \"{best}\": this task measures {}", names.join(", ")))
+    })
 }
 
+/// A path that was typed must hold a checkpoint; if not, the message lists those of the run.
+fn check_exists(path: &Path, file: &str, checkpoints: &Checkpoints) -> Result<(), TrainError> {
+    if path.join(file).exists() {
+        return Ok(());
+    }
+    let known: Vec<String> =
+        checkpoints.steps().iter().map(|&step| checkpoints.path(step).display().to_string()).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(TrainError::Config(format!("there is no checkpoint at {}; this run has: {known}", path.display())))
+}
+
+/// [`crate::ConfigSource`] has filled it in.
 fn run_dir<C>(config: &Config<C>) -> PathBuf {
-    config.run.dir.clone().unwrap_or_else(|| PathBuf::from("runs/run"))
+    config.run.dir.clone().unwrap_or_default()
 }
 
 /// Everything a trainer starts with besides its crew.
@@ -159,6 +185,7 @@ struct Start<T: Task> {
     observer: Observer,
     loader: Loader<T>,
     valid_loader: Loader<T>,
+    lock: Option<RunLock>,
 }
 
 impl<T: Task> Start<T> {
@@ -168,14 +195,16 @@ impl<T: Task> Start<T> {
             .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
         let checkpoints = Checkpoints::at(&dir);
         let fresh = State::new(config, &crew.task.fingerprint());
-        let mut origin = None;
+        let (mut origin, mut lock) = (None, None);
         if crew.group.rank() == 0 {
+            lock = RunLock::take(&dir)?;
             origin = Some(find_origin(crew, &dir, &checkpoints, &fresh, config, options)?);
             write_run_files(&dir, &config_text, crew.group.world())?;
         }
-        let Restored { parameters, slots, state } = spread(crew, origin)?;
+        // From here on the ranks do what rank 0 found, whatever stood on their own command lines.
+        let Restored { parameters, slots, mut state } = spread(crew, origin)?;
         let mut optimizer = Optimizer::new(&config.optim.optimizer(), &crew.layout)?;
-        if state.cursor.updates > 0 && !options.reset.optimizer {
+        if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }
         let spec = PlanSpec {
@@ -185,20 +214,24 @@ impl<T: Task> Start<T> {
             shuffle: true,
         };
         let costs = crew.task.costs(Which::Train);
+        let mut itinerary = Itinerary::new(costs, spec, config.run.max_updates, config.run.max_epochs);
+        itinerary.check(&state.cursor).map_err(TrainError::Config)?;
+        state.total_updates.get_or_insert_with(|| itinerary.total_updates(&state.cursor));
         Ok(Start {
             config_text,
             observer: Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?,
             state,
             parameters,
             optimizer,
-            itinerary: Itinerary::new(costs, spec, config.run.max_updates, config.run.max_epochs),
+            itinerary,
             checkpoints,
-            loader: Loader::start(crew.task.clone(), config.run.seed)?,
-            valid_loader: Loader::start(crew.task.clone(), config.run.seed)?,
+            loader: Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?,
+            valid_loader: Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?,
+            lock,
         })
     }
 
-    fn into_trainer(mut self, crew: Crew<T>, config: Config<T::Config>, stop: StopFlag) -> Trainer<T> {
+    fn into_trainer(self, crew: Crew<T>, config: Config<T::Config>, stop: StopFlag, best_metric: Metric) -> Trainer<T> {
         let mut workers = Workers::default();
         for (rank, member) in &crew.roster.members {
             workers.add_device(*rank, crew.group.host(*rank), &member.device);
@@ -206,7 +239,11 @@ impl<T: Task> Start<T> {
         Trainer {
             pace: Pace::new(crew.roster.members.len()),
             terms: crew.task.terms(),
-            total_updates: self.itinerary.total_updates(&self.state.cursor),
+            total_updates: self.state.total_updates.unwrap_or_default(),
+            last_saved: Some(self.state.cursor.updates).filter(|&updates| updates > 0),
+            best_metric,
+            _lock: self.lock,
+            pulse: Pulse::beginning_at(self.state.cursor.updates),
             parameters: Arc::new(self.parameters),
             config_text: self.config_text,
             state: self.state,
@@ -216,7 +253,6 @@ impl<T: Task> Start<T> {
             observer: self.observer,
             loader: self.loader,
             valid_loader: self.valid_loader,
-            pulse: Pulse::default(),
             crew,
             config,
             stop,
@@ -253,16 +289,20 @@ fn find_origin<T: Task>(
     config: &Config<T::Config>,
     options: &RunOptions,
 ) -> Result<Restored, TrainError> {
+    let path = match &options.resume {
+        Resume::Auto => checkpoints.newest(),
+        Resume::Never => None,
+        Resume::From(path) => {
+            // A run's directory stands for its newest checkpoint.
+            let path = Checkpoints::at(path).newest().unwrap_or_else(|| path.clone());
+            check_exists(&path, "trainer/state.json", checkpoints)?;
+            Some(path)
+        }
+    };
     if options.resume == Resume::Never {
         set_aside(dir, None)?;
     }
     checkpoints.prepare()?;
-    let path = match &options.resume {
-        Resume::Auto => checkpoints.newest(),
-        Resume::Never => None,
-        // A run's directory stands for its newest checkpoint.
-        Resume::From(path) => Some(Checkpoints::at(path).newest().unwrap_or_else(|| path.clone())),
-    };
     let Some(path) = path else {
         let parameters = flat::initial::<T::Model>(&crew.layout, config.run.seed);
         return Ok(Restored { parameters, slots: Vec::new(), state: fresh.clone() });
@@ -274,6 +314,12 @@ fn find_origin<T: Task>(
         .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
     let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
     set_aside(dir, is_own.then_some(restored.state.cursor.updates))?;
+    checkpoints.prepare()?;
+    if options.reset.optimizer {
+        restored.slots.clear();
+    }
+    // A best that this directory does not hold cannot be the best of this run.
+    restored.state.best.take_if(|best| !checkpoints.steps().contains(&best.update));
     tracing::info!("resuming from {}", path.display());
     Ok(restored)
 }

@@ -55,6 +55,7 @@ impl ConfigSource {
                 return Err(TrainError::Config(format!("--set {set}: {}", suggest(error.message()))));
             }
         }
+        anchor_data(&mut table);
         let mut config = Config::<C>::deserialize_table(&table)
             .map_err(|error| TrainError::Config(format!("{}: {}", self.path.display(), suggest(error.message()))))?;
         let stem = self.path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
@@ -88,6 +89,16 @@ impl<C: DeserializeOwned> Config<C> {
     }
 }
 
+/// `task.data` as an absolute path: the resolved config is also read from other directories.
+fn anchor_data(table: &mut Table) {
+    let data = table.get_mut("task").and_then(|task| task.get_mut("data"));
+    if let Some(Value::String(data)) = data
+        && let Ok(absolute) = std::path::absolute(&*data)
+    {
+        *data = absolute.display().to_string();
+    }
+}
+
 /// `a.b=c`: `c` is read as TOML, and as a plain string if it is none.
 fn apply(table: &mut Table, set: &str) -> Result<(), String> {
     let (key, value) = set.split_once('=').ok_or_else(|| format!("--set {set}: say --set section.key=value"))?;
@@ -107,12 +118,22 @@ fn apply(table: &mut Table, set: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a sentence that names the nearest.
+/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a sentence that names the nearest, and Rust's names of
+/// types into words.
 fn suggest(message: &str) -> String {
+    let mut message = message.trim_end().replace("missing field", "missing key or section");
+    for (rust, words) in [
+        ("expected u64", "a whole number is due"),
+        ("expected u32", "a whole number is due"),
+        ("expected f64", "a number is due"),
+        ("expected f32", "a number is due"),
+    ] {
+        message = message.replace(rust, words);
+    }
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let kind = ["field", "variant"].into_iter().find(|kind| message.starts_with(&format!("unknown {kind} `")));
     let (Some(kind), [wrong, known @ ..]) = (kind, &quoted[..]) else {
-        return message.trim_end().to_owned();
+        return message;
     };
     let noun = if kind == "field" { "key" } else { "value" };
     let nearest = known
@@ -170,8 +191,8 @@ mod tests {
     #[test]
     fn what_is_missing_may_come_from_set() {
         let without = TEXT.replace("data = \"x\"\n", "");
-        assert!(parse(&without, &[]).unwrap_err().contains("missing field `data`"));
-        assert_eq!(parse(&without, &["task.data=y"]).unwrap().task.data, "y");
+        assert!(parse(&without, &[]).unwrap_err().contains("missing key or section `data`"));
+        assert_eq!(parse(&without, &["task.data=/y"]).unwrap().task.data, "/y");
     }
 
     #[test]

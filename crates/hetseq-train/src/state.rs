@@ -6,6 +6,7 @@ use hetseq_data::Cursor;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Reset};
+use crate::task::{Better, Metric};
 
 /// Raised when the meaning of a stored field changes.
 pub(crate) const FORMAT: u32 = 1;
@@ -22,6 +23,16 @@ pub(crate) struct State {
     pub(crate) scalars: BTreeMap<String, f64>,
     pub(crate) plan: PlanKeys,
     pub(crate) best: Option<Best>,
+    pub(crate) limits: Limits,
+    /// The last update, as estimated when the limits were set: a resume must not bend the schedule. None: to be estimated.
+    pub(crate) total_updates: Option<u64>,
+}
+
+/// What ends the run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Limits {
+    pub(crate) max_updates: Option<u64>,
+    pub(crate) max_epochs: Option<u64>,
 }
 
 /// What the position in the data depends on: with other values the same position means other samples.
@@ -45,13 +56,12 @@ pub(crate) struct Best {
 }
 
 impl Best {
-    /// Whether `value` would be better; metrics that shrink are known by name.
-    pub(crate) fn is_better(best: Option<&Best>, metric: &str, value: f64) -> bool {
-        let smaller = ["loss", "perplexity"].contains(&metric);
-        match best.filter(|best| best.metric == metric) {
-            None => value.is_finite(),
-            Some(best) if smaller => value < best.value,
-            Some(best) => value > best.value,
+    /// Whether `value` of `metric` would be better; of another metric than the best so far, any would.
+    pub(crate) fn is_beaten(best: Option<&Best>, metric: Metric, value: f64) -> bool {
+        match (best.filter(|best| best.metric == metric.name), metric.better) {
+            (None, _) => value.is_finite(),
+            (Some(best), Better::Lower) => value < best.value,
+            (Some(best), Better::Higher) => value > best.value,
         }
     }
 }
@@ -73,6 +83,8 @@ impl State {
                 data: data.to_owned(),
             },
             best: None,
+            limits: Limits { max_updates: config.run.max_updates, max_epochs: config.run.max_epochs },
+            total_updates: None,
         }
     }
 
@@ -112,9 +124,16 @@ impl State {
                 self.optimizer, now.optimizer
             ));
         }
+        if reset.optimizer {
+            self.scalars.clear();
+        }
         if reset.schedule {
             self.schedule_start = self.cursor.updates;
         }
+        if reset.schedule || self.limits != now.limits {
+            self.total_updates = None;
+        }
+        self.limits = now.limits;
         self.plan = now.plan.clone();
         self.optimizer.clone_from(&now.optimizer);
         Ok(self)
@@ -144,9 +163,11 @@ mod tests {
             cursor: Cursor { epoch: 2, update_in_epoch: 3, updates: 43, samples: 999 },
             schedule_start: 0,
             optimizer: "adam".to_owned(),
-            scalars: BTreeMap::new(),
+            scalars: BTreeMap::from([("step".to_owned(), 43.0)]),
             plan: PlanKeys { seed: 1, global: "64".to_owned(), curriculum_epochs: 0, data: "aa".to_owned() },
             best: None,
+            limits: Limits { max_updates: Some(100), max_epochs: None },
+            total_updates: Some(100),
         }
     }
 
@@ -170,14 +191,25 @@ mod tests {
         let reset = Reset { optimizer: true, schedule: true, data: false };
         let resumed = state().resumed(&now, reset).unwrap();
         assert_eq!((resumed.optimizer.as_str(), resumed.schedule_start), ("sgd", 43));
+        assert!(resumed.scalars.is_empty());
+    }
+
+    #[test]
+    fn the_schedule_keeps_its_length_until_the_limits_change() {
+        let mut now = state();
+        assert_eq!(state().resumed(&now, Reset::default()).unwrap().total_updates, Some(100));
+        now.limits.max_updates = Some(200);
+        assert_eq!(state().resumed(&now, Reset::default()).unwrap().total_updates, None);
     }
 
     #[test]
     fn what_is_better() {
         let best = |metric: &str, value| Some(Best { metric: metric.to_owned(), value, update: 1 });
-        assert!(Best::is_better(best("loss", 0.5).as_ref(), "loss", 0.4));
-        assert!(!Best::is_better(best("loss", 0.5).as_ref(), "loss", f64::NAN));
-        assert!(Best::is_better(best("accuracy", 0.5).as_ref(), "accuracy", 0.6));
-        assert!(Best::is_better(best("loss", 0.5).as_ref(), "accuracy", 0.1));
+        let (loss, accuracy) = (Metric::lower("loss"), Metric::higher("accuracy"));
+        assert!(Best::is_beaten(best("loss", 0.5).as_ref(), loss, 0.4));
+        assert!(!Best::is_beaten(best("loss", 0.5).as_ref(), loss, f64::NAN));
+        assert!(Best::is_beaten(best("accuracy", 0.5).as_ref(), accuracy, 0.6));
+        assert!(!Best::is_beaten(best("accuracy", 0.5).as_ref(), accuracy, 0.4));
+        assert!(Best::is_beaten(best("loss", 0.5).as_ref(), accuracy, 0.1));
     }
 }

@@ -47,9 +47,37 @@ pub trait Task: Sized + Send + Sync + 'static {
     /// One forward pass: the loss *sums*, one scalar per term, and when evaluating also the sums behind the metrics.
     fn forward(&self, model: &Self::Model, batch: &Self::Batch, pass: &Pass) -> Outcome;
 
-    /// Metrics of a whole evaluation, from sums over all ranks.
-    fn metrics(&self, _totals: &Totals) -> Vec<(&'static str, f64)> {
+    /// What an evaluation measures beside the loss; `checkpoint.best` may name one.
+    fn metrics(&self) -> Vec<Metric> {
         Vec::new()
+    }
+
+    /// The values of [`Task::metrics`], in that order, from sums over all ranks.
+    fn measure(&self, _totals: &Totals) -> Vec<f64> {
+        Vec::new()
+    }
+}
+
+/// A metric's name and which way is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metric {
+    pub name: &'static str,
+    pub better: Better,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Better {
+    Lower,
+    Higher,
+}
+
+impl Metric {
+    pub const fn lower(name: &'static str) -> Self {
+        Metric { name, better: Better::Lower }
+    }
+
+    pub const fn higher(name: &'static str) -> Self {
+        Metric { name, better: Better::Higher }
     }
 }
 

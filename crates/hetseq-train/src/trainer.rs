@@ -22,9 +22,10 @@ use crate::itinerary::{Itinerary, Planned};
 use crate::loader::{Loader, Order, Prepared};
 use crate::observer::{Observer, at_update};
 use crate::roster::undecodable;
+use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
 use crate::state::State;
-use crate::task::{Task, Term, Which};
+use crate::task::{Metric, Task, Term, Which};
 
 pub(crate) struct Trainer<T: Task> {
     pub(crate) crew: Crew<T>,
@@ -44,6 +45,12 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) pace: Pace,
     pub(crate) pulse: Pulse,
     pub(crate) workers: Workers,
+    /// What `checkpoint.best` names.
+    pub(crate) best_metric: Metric,
+    /// The update that the last checkpoint was taken after, here or where this run was resumed from.
+    pub(crate) last_saved: Option<u64>,
+    /// Held while this process works in the run directory (rank 0).
+    pub(crate) _lock: Option<RunLock>,
 }
 
 /// What the next header has to say of the last update, and what was ordered ahead.
@@ -54,8 +61,15 @@ pub(crate) struct Pulse {
     last: Vec<DeviceTime>,
     last_seconds: f64,
     checksum: Option<u64>,
-    /// Updates done by this process group; the even phase of a measured split counts these.
+    /// Where this process group began, and how many updates it has done.
+    first: u64,
     done: u64,
+}
+
+impl Pulse {
+    pub(crate) fn beginning_at(updates: u64) -> Self {
+        Pulse { first: updates, ..Pulse::default() }
+    }
 }
 
 /// How a run ended.
@@ -74,6 +88,9 @@ struct Global {
 
 impl<T: Task> Trainer<T> {
     pub(crate) fn run(&mut self) -> Result<End, TrainError> {
+        if self.itinerary.at(&self.state.cursor).is_none() {
+            self.observer.tell(&Event::Warning { message: nothing_to_do(self.state.cursor.updates) });
+        }
         self.crew.devices.load(&self.parameters)?;
         self.order_at(self.state.cursor.clone())?;
         while let Some(update) = self.itinerary.at(&self.state.cursor) {
@@ -120,27 +137,36 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    fn exchange(&mut self, mine: &Header, expected: u64) -> Result<Agreed, TrainError> {
+    fn exchange(&mut self, mine: &Header, samples: u64) -> Result<Agreed, TrainError> {
         self.crew.group.at(at_update(mine.update + 1));
         let bytes = postcard::to_stdvec(mine).map_err(|error| undecodable(self.crew.group.rank(), &error))?;
         let mut headers = Vec::new();
         for (rank, bytes) in self.crew.group.agree(&bytes)?.iter().enumerate() {
             headers.push(postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?);
         }
-        let agreed = header::agree(&headers, expected).map_err(|conflict| TrainError::Disagreement {
-            update: mine.update + 1,
-            what: conflict.what,
-            detail: conflict.detail,
-            last: self.last_checkpoint(),
-        })?;
+        let agreed =
+            header::agree(&headers, samples).map_err(|conflict| self.disagreement(conflict.what, conflict.detail))?;
+        let expected = if self.pulse.done > 0 { self.crew.roster.members.len() } else { 0 };
+        if agreed.last.len() != expected {
+            return Err(self.disagreement("the devices", format!("{} of {expected} reported", agreed.last.len())));
+        }
         for (device, time) in agreed.last.iter().enumerate() {
             self.pace.observe(device, time.tokens, time.micros);
         }
-        if !agreed.last.is_empty() {
+        if self.pulse.done > 0 {
             let work = agreed.last.iter().map(|time| (time.samples, time.micros as f64 * 1e-6));
             self.workers.observe(self.pulse.last_seconds, work);
+            // The even phase is reported by itself.
+            if self.pulse.done == self.config.batch.even_updates {
+                self.tell_workers();
+                self.workers.reset();
+            }
         }
         Ok(agreed)
+    }
+
+    fn disagreement(&self, what: &'static str, detail: String) -> TrainError {
+        TrainError::Disagreement { update: self.state.cursor.updates, what, detail, last: self.last_checkpoint() }
     }
 
     /// Order the work after `update` from the loader: its split follows from what has just been agreed.
@@ -152,15 +178,16 @@ impl<T: Task> Trainer<T> {
 
     fn order_at(&mut self, cursor: hetseq_data::Cursor) -> Result<(), TrainError> {
         let Some(update) = self.itinerary.at(&cursor) else { return Ok(()) };
-        let shares = self.crew.roster.share(&self.pace, self.split(), &update.tokens)?;
+        let shares = self.crew.roster.share(&self.pace, self.split_of(cursor.updates), &update.tokens)?;
         self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());
         let devices = self.crew.roster.my_micro_batches(&shares, &update.samples);
         self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
     }
 
-    fn split(&self) -> Split {
+    /// How the update after `updates` updates is split.
+    fn split_of(&self, updates: u64) -> Split {
         match self.config.batch.split {
-            Split::Measured if self.pulse.done < self.config.batch.even_updates => Split::Equal,
+            Split::Measured if updates - self.pulse.first < self.config.batch.even_updates => Split::Equal,
             split => split,
         }
     }
@@ -234,10 +261,6 @@ impl<T: Task> Trainer<T> {
                 checksum: self.pulse.checksum.map(|sum| format!("{sum:016x}")),
             });
         }
-        if self.config.batch.split == Split::Measured && self.pulse.done == self.config.batch.even_updates {
-            self.tell_workers();
-            self.workers.reset();
-        }
     }
 
     /// A last exchange without work: compares the last checksum and learns the last times.
@@ -255,6 +278,10 @@ impl<T: Task> Trainer<T> {
         let event = Event::Workers { update: self.state.cursor.updates, workers: self.workers.report() };
         self.observer.tell(&event);
     }
+}
+
+fn nothing_to_do(updates: u64) -> String {
+    format!("this run is at its end, after {}; raise run.max_updates or run.max_epochs to go on", at_update(updates))
 }
 
 /// What a device will have computed when it has done its share: tokens as computed, padded to the longest.
@@ -282,7 +309,7 @@ pub(crate) fn named(terms: &[Term], means: &[f64]) -> BTreeMap<String, f64> {
 }
 
 /// Equal on two ranks if and only if their parameters are, bit for bit.
-fn checksum(parameters: &[f32]) -> u64 {
+pub(super) fn checksum(parameters: &[f32]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     let mut bytes = Vec::with_capacity(1 << 16);
     for chunk in parameters.chunks(1 << 14) {

@@ -92,8 +92,12 @@ impl Task for Curve {
         Outcome { losses: vec![squares.clone()], scores: vec![squares] }
     }
 
-    fn metrics(&self, totals: &Totals) -> Vec<(&'static str, f64)> {
-        vec![("rmse", (totals.scores[0] / totals.samples.max(1) as f64).sqrt())]
+    fn metrics(&self) -> Vec<Metric> {
+        vec![Metric::lower("rmse")]
+    }
+
+    fn measure(&self, totals: &Totals) -> Vec<f64> {
+        vec![(totals.scores[0] / totals.samples.max(1) as f64).sqrt()]
     }
 }
 

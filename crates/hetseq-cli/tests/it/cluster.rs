@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
@@ -27,6 +27,7 @@ pub(crate) struct Job {
     args: Vec<OsString>,
     ranks: Vec<Rank>,
     port: u16,
+    cwd: Option<PathBuf>,
 }
 
 #[derive(Clone, Default)]
@@ -38,7 +39,7 @@ struct Rank {
 impl Job {
     pub(crate) fn new<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
-        Job { args, ranks: vec![Rank::default()], port: free_port() }
+        Job { args, ranks: vec![Rank::default()], port: free_port(), cwd: None }
     }
 
     /// `hetseq COMMAND configs/mnist.toml` on the drawn digits, with one device per rank.
@@ -67,6 +68,16 @@ impl Job {
         self.set("batch.split", "weights")
     }
 
+    pub(crate) fn in_dir(mut self, cwd: &Path) -> Self {
+        self.cwd = Some(cwd.to_owned());
+        self
+    }
+
+    pub(crate) fn arg_on(mut self, rank: usize, arg: &str) -> Self {
+        self.ranks[rank].args.push(arg.to_owned());
+        self
+    }
+
     /// Only on `rank`.
     pub(crate) fn set_on(mut self, rank: usize, key: &str, value: &str) -> Self {
         self.ranks[rank].args.extend(["--set".to_owned(), format!("{key}={value}")]);
@@ -92,6 +103,9 @@ impl Job {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hetseq"));
         // Nothing of a scheduler or of the developer's shell reaches the ranks.
         command.env_clear().args(&self.args).args(&self.ranks[rank].args).envs(self.ranks[rank].env.clone());
+        if let Some(cwd) = &self.cwd {
+            command.current_dir(cwd);
+        }
         if self.ranks.len() > 1 {
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", self.ranks.len().to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", self.port.to_string());

@@ -102,9 +102,41 @@ fn a_run_directory_that_cannot_be_written() {
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
     for path in [file.join("run"), "/proc/hetseq".into()] {
-        let told = format!("preparing {}/checkpoints (set run.dir to a directory that can be written)", path.display());
+        let told = format!("opening the run directory {} (set run.dir to one that can be written)", path.display());
         assert_refused(&Job::mnist("train", &path), 1, &[&told]);
     }
+}
+
+#[test]
+fn a_run_directory_that_another_process_trains_in() {
+    let dir = RunDir::new();
+    let mut first = train(&dir).start();
+    first.wait_for_update(&dir, 1);
+    assert_refused(&train(&dir), 2, &["another process is training in", "set another run.dir"]);
+    first.kill();
+}
+
+#[test]
+fn a_weight_that_would_not_count() {
+    let dir = RunDir::new();
+    assert_refused(&train(&dir).arg("--weight").arg("2"), 2, &["--weight only counts with batch.split"]);
+}
+
+#[test]
+fn a_checkpoint_that_is_not_there() {
+    let dir = RunDir::new();
+    assert_refused(
+        &train(&dir).arg("--resume").arg("nope"),
+        2,
+        &["there is no checkpoint at nope; this run has: none"],
+    );
+    assert_refused(&Job::mnist("eval", dir.path()), 2, &["holds no checkpoint; train first"]);
+}
+
+#[test]
+fn an_empty_secret() {
+    let dir = RunDir::new();
+    assert_refused(&train(&dir).env_on(0, "HETSEQ_SECRET", ""), 2, &["HETSEQ_SECRET is set but empty"]);
 }
 
 #[test]

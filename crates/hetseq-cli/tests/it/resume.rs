@@ -3,7 +3,7 @@
 
 use fs_err as fs;
 
-use crate::cluster::{Job, codes};
+use crate::cluster::{Job, MNIST, codes};
 use crate::reference::{Reference, shipped};
 use crate::run_dir::RunDir;
 
@@ -117,4 +117,30 @@ fn going_back_to_an_earlier_checkpoint_leaves_the_abandoned_branch_aside() {
     assert_eq!(dir.starts(), [(1, 0), (1, 4), (1, 5)]);
     assert!(dir.losses().keys().copied().eq(1..=7));
     Reference::shipped().assert_losses(&dir, 7, "gone back to update 4");
+}
+
+#[test]
+fn a_run_directory_goes_on_from_anywhere() {
+    let (dir, elsewhere) = (RunDir::new(), RunDir::new());
+    // Relative paths, as people type them.
+    let data = crate::data::digits();
+    let job = Job::new(["train", MNIST]).in_dir(dir.path()).set("run.devices", "cpu:1").set("run.max_updates", 3);
+    fs_err::os::unix::fs::symlink(data, dir.path().join("digits")).unwrap();
+    job.set("task.data", "digits").set("run.dir", ".").set("optim.schedule.total_updates", 150).succeed();
+    let job = Job::new(["train"]).arg(dir.path()).in_dir(elsewhere.path()).set("run.max_updates", 5);
+    job.succeed();
+    assert_eq!(dir.starts(), [(1, 0), (1, 3)]);
+    assert!(elsewhere.contents().is_empty());
+    Reference::shipped().assert_losses(&dir, 5, "gone on from another directory");
+}
+
+#[test]
+fn what_is_reset_is_for_rank_0_to_say() {
+    let dir = RunDir::new();
+    shipped(&dir, 4).succeed();
+    // Ranks compare checksums at every update.
+    shipped(&dir, 8).ranks(2).arg_on(1, "--reset").arg_on(1, "optimizer").succeed();
+    Reference::shipped().assert_losses(&dir, 8, "reset asked for on rank 1 only");
+    shipped(&dir, 12).ranks(2).arg_on(0, "--reset").arg_on(0, "optimizer").succeed();
+    assert_eq!(dir.end(), (12, "finished".to_owned()));
 }

@@ -53,7 +53,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Met, CommError> {
     }
     // Nobody else may come: the roster is final.
     drop(door);
-    let drawn = random().map_err(|source| CommError::System { what: "give random numbers", source })?;
+    let drawn = random().map_err(|source| CommError::System { what: "give random numbers", reason: source })?;
     // 0 stands for "no group yet".
     let generation = u64::from_le_bytes(drawn).max(1);
     match table.start(generation) {

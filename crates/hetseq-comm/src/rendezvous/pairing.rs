@@ -113,8 +113,8 @@ fn admit(
             return Err(CommError::Rendezvous {
                 with: format!("{} ({})", named_ranks(&missing), names.join(", ")),
                 detail: format!(
-                    "no connection from there within {} s; check the firewall, the ports option and, \
-                     with several networks, the interface option",
+                    "no connection from there within {} s; check the firewall, comm.ports and, \
+                     with several networks, comm.interface",
                     PAIRING.as_secs()
                 ),
             });

@@ -38,7 +38,7 @@ impl<T: Send + 'static> Reception<T> {
         greet: impl Fn(Talk) -> Result<T, TalkError> + Send + Sync + 'static,
     ) -> Result<Reception<T>, CommError> {
         let what = "prepare a listener";
-        listener.set_nonblocking(true).map_err(|source| CommError::System { what, source })?;
+        listener.set_nonblocking(true).map_err(|source| CommError::System { what, reason: source })?;
         let (report, done) = channel();
         // Room for all who should come and as many strangers.
         let limit = 64.max(2 * expected);

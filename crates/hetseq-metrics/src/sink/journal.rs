@@ -1,62 +1,67 @@
-//! `metrics.jsonl`: one compact JSON object a line, appended and flushed at once, so that what was seen survives a kill.
+//! `metrics.jsonl` and its kind: one compact JSON object a line, appended at once, so that what was seen survives a kill.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
 
 use fs_err::{File, OpenOptions};
+use serde::{Deserialize, Serialize};
 
 use crate::{Event, Sink};
 
-pub struct Journal {
+/// A file of JSON objects, a line each, some of which have a field `update`.
+pub struct JsonLines {
     file: File,
 }
 
-impl Journal {
+impl JsonLines {
     /// Open `path` for a run that stands at update `at`. Lines about later updates, left by a process that was killed
-    /// after its last checkpoint, are taken out: those updates will be done again. A torn last line goes too.
+    /// after its last checkpoint, are taken out: those updates will be done again. A torn last line goes too. Whatever
+    /// else is in the file stays.
     pub fn open(path: &Path, at: u64) -> std::io::Result<Self> {
         if path.exists() {
-            let mut kept = Vec::new();
-            let mut dropped = false;
-            for line in BufReader::new(File::open(path)?).split(b'\n') {
-                let line = line?;
-                match serde_json::from_slice::<Event>(&line) {
-                    Ok(event) if event.update().is_none_or(|update| update <= at) => {
-                        kept.extend_from_slice(&line);
-                        kept.push(b'\n');
-                    }
-                    _ => dropped = true,
-                }
-            }
-            if dropped {
+            let text = fs_err::read(path)?;
+            let kept: Vec<u8> = text
+                .split_inclusive(|&byte| byte == b'\n')
+                .filter(|line| line.ends_with(b"\n") && !is_later(line, at))
+                .flatten()
+                .copied()
+                .collect();
+            if kept.len() < text.len() {
                 let fresh = path.with_extension("jsonl.tmp");
                 fs_err::write(&fresh, kept)?;
                 fs_err::rename(&fresh, path)?;
             }
         }
-        Ok(Journal { file: OpenOptions::new().create(true).append(true).open(path)? })
+        Ok(JsonLines { file: OpenOptions::new().create(true).append(true).open(path)? })
     }
-}
 
-impl Sink for Journal {
-    fn event(&mut self, event: &Event) -> std::io::Result<()> {
-        let mut line = serde_json::to_vec(event)?;
+    pub fn write(&mut self, object: &impl Serialize) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(object)?;
         line.push(b'\n');
         self.file.write_all(&line)
     }
 }
 
-impl Event {
-    /// The update that this event speaks of, if it is bound to one.
-    fn update(&self) -> Option<u64> {
-        match self {
-            Event::Update { update, .. }
-            | Event::Valid { update, .. }
-            | Event::Checkpoint { update, .. }
-            | Event::Workers { update, .. }
-            | Event::End { update, .. } => Some(*update),
-            Event::Start { .. } | Event::Warning { .. } => None,
-        }
+fn is_later(line: &[u8], at: u64) -> bool {
+    #[derive(Deserialize)]
+    struct Line {
+        update: u64,
+    }
+    serde_json::from_slice::<Line>(line).is_ok_and(|line| line.update > at)
+}
+
+/// The sink that keeps every event.
+pub struct Journal(JsonLines);
+
+impl Journal {
+    pub fn open(path: &Path, at: u64) -> std::io::Result<Self> {
+        JsonLines::open(path, at).map(Journal)
+    }
+}
+
+impl Sink for Journal {
+    fn event(&mut self, event: &Event) -> std::io::Result<()> {
+        self.0.write(event)
     }
 }
 
@@ -88,12 +93,13 @@ mod tests {
         for k in 1..=5 {
             journal.event(&update(k)).unwrap();
         }
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"event\":\"upd").unwrap();
+        let foreign = "{\"event\":\"note\",\"text\":null}\n";
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(format!("{foreign}{{\"event\":\"upd").as_bytes()).unwrap();
         Journal::open(&path, 3).unwrap().event(&update(4)).unwrap();
-        let text = fs_err::read_to_string(&path).unwrap();
-        let updates: Vec<u64> =
-            text.lines().map(|line| serde_json::from_str::<Event>(line).unwrap().update().unwrap()).collect();
-        assert_eq!(updates, [1, 2, 3, 4]);
+        let line = |k| serde_json::to_string(&update(k)).unwrap() + "\n";
+        let expected = [line(1), line(2), line(3), foreign.to_owned(), line(4)].concat();
+        assert_eq!(fs_err::read_to_string(&path).unwrap(), expected);
     }
 
     #[test]

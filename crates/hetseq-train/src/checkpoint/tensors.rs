@@ -49,8 +49,11 @@ pub(super) fn write_slots(path: &Path, slots: &[(String, &[f32])]) -> std::io::R
 fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a String, F32View<'a>)>) -> std::io::Result<()> {
     // `format` is what other programs ask for before they read a model.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let written = safetensors::serialize_to_file(tensors, Some(metadata), path);
-    written.map_err(|error| std::io::Error::other(format!("{}: {error}", path.display())))
+    // The crate makes files that only their owner may read; an ordinary file tells what the user's umask allows.
+    let permissions = fs::File::create(path)?.metadata()?.permissions();
+    safetensors::serialize_to_file(tensors, Some(metadata), path)
+        .map_err(|error| std::io::Error::other(format!("{}: {error}", path.display())))?;
+    fs::set_permissions(path, permissions)
 }
 
 pub(super) fn read_flat(path: &Path, layout: &Layout) -> Result<Vec<f32>, String> {

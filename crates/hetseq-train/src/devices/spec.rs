@@ -9,7 +9,7 @@ pub struct DeviceSpec {
     pub threads: usize,
 }
 
-/// More than this many devices or threads is a typing error.
+/// More than this many threads is a typing error.
 const MOST: usize = 4096;
 
 /// Parse `run.devices`; `cores` is how many this machine has.
@@ -32,7 +32,7 @@ fn parse_one(name: &str, cores: usize) -> Option<(usize, usize)> {
         Some((count, threads)) => (number(count)?, number(threads)?),
         None => (number(rest)?, 1),
     };
-    Some((count, threads))
+    (count * threads <= MOST).then_some((count, threads))
 }
 
 fn number(text: &str) -> Option<usize> {
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(parse("cpu:2").unwrap(), [1, 1]);
         assert_eq!(parse("cpu:2x8").unwrap(), [8, 8]);
         assert_eq!(parse("cpu:1 x 4, cpu:1").unwrap(), [4, 1]);
-        for bad in ["", "gpu", "cpu:0", "cpu:x", "cpu:2x", "cpu:99999", "cpu2", "cpu:1,"] {
+        for bad in ["", "gpu", "cpu:0", "cpu:x", "cpu:2x", "cpu:99999", "cpu:4096x2", "cpu2", "cpu:1,"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -12,7 +12,7 @@ use hetseq_data::{Augment, Costs};
 use hetseq_models::convnet::ConvNet;
 use serde::{Deserialize, Serialize};
 
-use crate::task::{Outcome, Pass, Samples, Task, TaskError, Totals, Which};
+use crate::task::{Metric, Outcome, Pass, Samples, Task, TaskError, Totals, Which};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -141,9 +141,13 @@ impl Task for ImageTask {
         Outcome { losses: vec![loss], scores }
     }
 
-    fn metrics(&self, totals: &Totals) -> Vec<(&'static str, f64)> {
+    fn metrics(&self) -> Vec<Metric> {
+        vec![Metric::higher("accuracy")]
+    }
+
+    fn measure(&self, totals: &Totals) -> Vec<f64> {
         let right = totals.scores.first().copied().unwrap_or(0.0);
-        vec![("accuracy", right / totals.samples.max(1) as f64)]
+        vec![right / totals.samples.max(1) as f64]
     }
 }
 

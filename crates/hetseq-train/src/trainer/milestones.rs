@@ -6,13 +6,13 @@ use hetseq_metrics::Event;
 
 use crate::checkpoint::Snapshot;
 use crate::error::TrainError;
-use crate::evaluate::{Evaluation, evaluate};
+use crate::evaluate::evaluate;
 use crate::itinerary::Planned;
 use crate::observer::at_update;
 use crate::state::Best;
 use crate::task::Task;
 
-use super::Trainer;
+use super::{Trainer, checksum};
 
 impl<T: Task> Trainer<T> {
     /// Validate and save if they are due after the update just done. A run that stops is saved in any case; one that ends
@@ -32,23 +32,26 @@ impl<T: Task> Trainer<T> {
     fn validate(&mut self) -> Result<bool, TrainError> {
         let updates = self.state.cursor.updates;
         self.crew.group.at(format!("validation after {}", at_update(updates)));
-        let split = self.split();
+        let split = self.split_of(updates);
         let Some(evaluation) = evaluate(&mut self.crew, &self.valid_loader, &self.pace, split, &self.terms)? else {
             return Ok(false);
         };
-        let metric = self.config.checkpoint.best.clone();
-        let value = evaluation.metric(&metric).ok_or_else(|| unknown_metric(&metric, &evaluation))?;
-        let is_best = Best::is_better(self.state.best.as_ref(), &metric, value);
+        let value = evaluation.metric(self.best_metric.name).unwrap_or(f64::NAN);
+        let is_best = Best::is_beaten(self.state.best.as_ref(), self.best_metric, value);
         if is_best {
-            self.state.best = Some(Best { metric, value, update: updates });
+            self.state.best = Some(Best { metric: self.best_metric.name.to_owned(), value, update: updates });
         }
         self.observer.tell(&evaluation.event(updates, self.state.epoch_shown()));
         Ok(is_best)
     }
 
+    /// Only what all replicas agree on is saved.
     fn save(&mut self) -> Result<(), TrainError> {
         let updates = self.state.cursor.updates;
+        self.crew.group.at(format!("the checkpoint after {}", at_update(updates)));
+        self.compare_replicas()?;
         if self.crew.group.rank() != 0 {
+            self.last_saved = Some(updates);
             return Ok(());
         }
         let started = Instant::now();
@@ -60,6 +63,7 @@ impl<T: Task> Trainer<T> {
             state: &self.state,
             config: &self.config_text,
         })?;
+        self.last_saved = Some(updates);
         let best = self.state.best.as_ref().map(|best| best.update);
         self.checkpoints.prune(self.config.checkpoint.keep, best)?;
         let seconds = started.elapsed().as_secs_f64();
@@ -67,16 +71,23 @@ impl<T: Task> Trainer<T> {
         Ok(())
     }
 
-    /// For messages: where to go on from.
-    pub(super) fn last_checkpoint(&self) -> String {
-        match self.checkpoints.newest() {
-            Some(path) => path.display().to_string(),
-            None => "the start (there is no checkpoint yet)".to_owned(),
+    fn compare_replicas(&mut self) -> Result<(), TrainError> {
+        if self.crew.group.world() == 1 {
+            return Ok(());
+        }
+        let sums = self.crew.group.agree(&checksum(&self.parameters).to_le_bytes())?;
+        match sums.iter().position(|sum| *sum != sums[0]) {
+            None => Ok(()),
+            Some(rank) => Err(self.disagreement("the parameters", format!("rank {rank}'s are not rank 0's"))),
         }
     }
-}
 
-fn unknown_metric(metric: &str, evaluation: &Evaluation) -> TrainError {
-    let known: Vec<&str> = evaluation.metrics.keys().map(String::as_str).chain(["loss"]).collect();
-    TrainError::Config(format!("checkpoint.best = \"{metric}\": this task measures {}", known.join(", ")))
+    /// For messages: where to go on from. Rank 0 has the files; the others know of them.
+    pub(crate) fn last_checkpoint(&self) -> String {
+        match self.last_saved {
+            None => "the start (there is no checkpoint yet)".to_owned(),
+            Some(update) if self.crew.group.rank() == 0 => self.checkpoints.path(update).display().to_string(),
+            Some(update) => format!("rank 0's checkpoint after {}", at_update(update)),
+        }
+    }
 }
