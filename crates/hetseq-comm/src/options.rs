@@ -1,7 +1,7 @@
 //! How a group behaves: its deadlines, what it binds to, and the shared secret.
 //!
 //! Not who is in it (that is [`crate::Place`]) nor what must match (that is [`crate::Identity`]). The trainer fills it
-//! from `cluster.toml` and flags.
+//! from the section `comm` of the config.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

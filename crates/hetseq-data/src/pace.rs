@@ -13,7 +13,7 @@
 //! 4. A dead band: the speed that shares are made from moves only if it is off by more than 2 %, so that shares do not
 //!    jitter from noise.
 //!
-//! A device that is not measured counts as the average of those that are, so the first four updates are split evenly. A
+//! A device that is not measured counts as the average of those that are, so the split is even until four updates were measured. A
 //! device that gets nothing keeps its last speed; nothing gives it work only to look again. If it was slow for long, for
 //! a passing reason, and its share rounded to zero, it stays idle until the membership changes.
 

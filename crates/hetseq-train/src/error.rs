@@ -25,7 +25,7 @@ pub enum TrainError {
     Comm(#[from] CommError),
     /// The group broke up while training.
     #[error("{reason}. The last checkpoint is {last}; the same command goes on from there")]
-    Interrupted { reason: CommError, last: String },
+    Interrupted { reason: Box<CommError>, last: String },
     #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]

@@ -86,7 +86,9 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
                 seconds: started.elapsed().as_secs_f64(),
             });
             let error = match error {
-                TrainError::Comm(reason) => TrainError::Interrupted { reason, last: trainer.last_checkpoint() },
+                TrainError::Comm(reason) => {
+                    TrainError::Interrupted { reason: Box::new(reason), last: trainer.last_checkpoint() }
+                }
                 error => error,
             };
             trainer.crew.group.abort(&error.to_string());
