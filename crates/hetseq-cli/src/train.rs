@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use hetseq_train::{Outcome, Reset, Resume, RunOptions, Tasks};
+use hetseq_train::{End, Reset, Resume, RunOptions, Tasks};
 
 use crate::args::{ResetWhat, TrainArgs, UsageError};
 use crate::stopped;
@@ -26,8 +26,8 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         secret: secret()?,
     };
     Ok(match tasks.train(&source, &options)? {
-        Outcome::Finished => ExitCode::SUCCESS,
-        Outcome::Stopped => stopped(),
+        End::Finished => ExitCode::SUCCESS,
+        End::Stopped => stopped(),
     })
 }
 

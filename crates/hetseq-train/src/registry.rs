@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use crate::bench::{self, StepReport, StepRequest};
 use crate::error::TrainError;
 use crate::evaluate::Evaluation;
-use crate::run::{self, Outcome, RunOptions};
+use crate::run::{self, RunOptions};
 use crate::source::ConfigSource;
 use crate::task::Task;
 use crate::tasks::images::ImageTask;
+use crate::trainer::End;
 
 /// Names and what to do for each.
 #[derive(Default)]
@@ -31,7 +32,7 @@ impl Tasks {
         self
     }
 
-    pub fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<Outcome, TrainError> {
+    pub fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError> {
         self.find(source)?.train(source, options)
     }
 
@@ -65,7 +66,7 @@ impl Tasks {
 /// A task with its types erased.
 trait Runner {
     fn name(&self) -> &'static str;
-    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<Outcome, TrainError>;
+    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError>;
     fn eval(
         &self,
         source: &ConfigSource,
@@ -82,7 +83,7 @@ impl<T: Task> Runner for Of<T> {
         T::NAME
     }
 
-    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<Outcome, TrainError> {
+    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError> {
         run::train::<T>(source.parse()?, options)
     }
 

@@ -74,8 +74,9 @@ impl Pulse {
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub enum End {
     Finished,
+    /// By a signal, with a checkpoint saved.
     Stopped,
 }
 

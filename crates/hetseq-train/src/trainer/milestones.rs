@@ -86,7 +86,10 @@ impl<T: Task> Trainer<T> {
     pub(crate) fn last_checkpoint(&self) -> String {
         match self.last_saved {
             None => "the start (there is no checkpoint yet)".to_owned(),
-            Some(update) if self.crew.group.rank() == 0 => self.checkpoints.path(update).display().to_string(),
+            Some(update) if self.crew.group.rank() == 0 => {
+                let newest = self.checkpoints.newest();
+                newest.map_or_else(|| at_update(update), |path| path.display().to_string())
+            }
             Some(update) => format!("rank 0's checkpoint after {}", at_update(update)),
         }
     }
