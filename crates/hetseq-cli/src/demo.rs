@@ -153,12 +153,6 @@ fn report(dir: &Path) -> anyhow::Result<()> {
         1e3 * measured,
         even / measured
     ));
-    if let Some(table) = workers.last() {
-        let speeds: Vec<f64> = table.iter().map(|worker| worker.samples_per_second).collect();
-        let slowest = speeds.iter().copied().fold(f64::INFINITY, f64::min);
-        let best = speeds.iter().sum::<f64>() / speeds.len() as f64 / slowest;
-        print_line(&format!("(the most that a split can gain with these speeds is {best:.2})"));
-    }
     if let Some(accuracy) = accuracy {
         print_line(&format!("accuracy on digits not seen in training: {:.1} %", 100.0 * accuracy));
     }

@@ -214,9 +214,11 @@ impl<T: Task> Thread<T> {
                 Ok(Answer::Ready)
             }
             Order::Train { jobs, scales, update_key } => {
+                let before = thread_cpu_time();
                 let mut work = replica.gradients(&jobs, &scales, update_key)?;
                 if self.slowdown > 1.0 && !jobs.is_empty() {
-                    let pause = work.compute.mul_f64(self.slowdown - 1.0);
+                    let busy = thread_cpu_time().zip(before).map_or(work.compute, |(after, before)| after - before);
+                    let pause = busy.mul_f64(self.slowdown - 1.0);
                     std::thread::sleep(pause);
                     work.compute += pause;
                 }
@@ -225,6 +227,13 @@ impl<T: Task> Thread<T> {
             Order::Evaluate { jobs } => replica.evaluate(&jobs).map(Answer::Evaluated),
         }
     }
+}
+
+/// How long this thread has been on a core. An emulated slowdown follows it rather than the clock, or waiting for a core
+/// would be multiplied too. Linux only; None elsewhere.
+fn thread_cpu_time() -> Option<Duration> {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    stat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 
 /// Burn reports failures by panicking: here they become errors that name the device.
