@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use hetseq_train::bench::{StepReport, StepRequest};
 use hetseq_train::{ConfigSource, Tasks};
 
 use crate::args::{BenchArgs, BenchStepArgs, read_config};
+use crate::demo::median;
 use crate::output::{print_line, say};
 use crate::prep::write_digits;
 
@@ -43,11 +45,14 @@ fn step(tasks: &Tasks, args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
             reports.push(tasks.bench_step(&source, &request)?);
         }
     }
-    let medians: Vec<StepReport> = rounds.into_iter().filter_map(median).collect();
-    for (name, report) in args.devices.iter().zip(&medians) {
-        let speed_up = report.samples_per_second / medians[0].samples_per_second;
+    let first = rounds.first().cloned().unwrap_or_default();
+    for (name, reports) in args.devices.iter().zip(rounds) {
+        // Of each round by itself: what slows the whole machine down for a while slows both sides.
+        let ratios = reports.iter().zip(&first).map(|(report, first)| first.step_ms / report.step_ms).collect();
+        let speed_up = median(ratios);
+        let report = typical(reports)?;
         if args.json {
-            let mut object = serde_json::to_value(report)?;
+            let mut object = serde_json::to_value(&report)?;
             object["run_devices"] = name.as_str().into();
             object["speed_up"] = speed_up.into();
             print_line(&object.to_string());
@@ -62,9 +67,9 @@ fn step(tasks: &Tasks, args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The round with the median step time.
-fn median(mut rounds: Vec<StepReport>) -> Option<StepReport> {
+fn typical(mut rounds: Vec<StepReport>) -> anyhow::Result<StepReport> {
     rounds.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
-    rounds.get(rounds.len() / 2).cloned()
+    rounds.get(rounds.len() / 2).cloned().context("no round was timed")
 }
 
 /// A directory that goes away with the process.
