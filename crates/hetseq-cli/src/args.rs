@@ -113,10 +113,10 @@ pub(crate) struct BenchStepArgs {
     #[arg(long, default_values = ["cpu:1", "cpu"])]
     pub(crate) devices: Vec<String>,
     /// Samples per update
-    #[arg(long, default_value_t = 256, value_parser = at_least_one())]
+    #[arg(long, default_value_t = 1024, value_parser = at_least_one())]
     pub(crate) batch: u32,
     /// Timed steps per round
-    #[arg(long, default_value_t = 20, value_parser = at_least_one())]
+    #[arg(long, default_value_t = 10, value_parser = at_least_one())]
     pub(crate) steps: u32,
     /// Steps before the timed ones
     #[arg(long, default_value_t = 3)]

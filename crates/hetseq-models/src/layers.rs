@@ -23,23 +23,25 @@ impl Linear {
     }
 }
 
-/// A square two-dimensional convolution with "same" padding and stride one.
+/// A square two-dimensional convolution, padded so that with stride one the image keeps its size.
 #[derive(Module, Debug)]
 pub struct Conv2d {
     pub weight: Param<Tensor<4>>,
     pub bias: Param<Tensor<1>>,
+    #[module(skip)]
+    stride: usize,
 }
 
 impl Conv2d {
     /// `kernel` is odd.
-    pub fn new(inputs: usize, outputs: usize, kernel: usize, device: &Device) -> Self {
-        Conv2d { weight: zeros([outputs, inputs, kernel, kernel], device), bias: zeros([outputs], device) }
+    pub fn new(inputs: usize, outputs: usize, kernel: usize, stride: usize, device: &Device) -> Self {
+        Conv2d { weight: zeros([outputs, inputs, kernel, kernel], device), bias: zeros([outputs], device), stride }
     }
 
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let weight = self.weight.val();
         let pad = weight.dims()[2] / 2;
-        conv2d(input, weight, Some(self.bias.val()), ConvOptions::new([1, 1], [pad, pad], [1, 1], 1))
+        conv2d(input, weight, Some(self.bias.val()), ConvOptions::new([self.stride; 2], [pad; 2], [1, 1], 1))
     }
 }
 
