@@ -63,7 +63,7 @@ fn write_config(dir: &Path, slowdown: &[f64]) -> anyhow::Result<PathBuf> {
         "# One model, workers of different speed. Try: hetseq eval demo.toml\n\
          [run]\ntask = \"images\"\ndir = {run:?}\nmax_updates = {UPDATES}\ndevices = \"cpu:1\"\nlog_every = 20\n\n\
          [task]\ndata = {data:?}\ndropout = 0.25\n\n\
-         [batch]\nglobal = 168\nsplit = \"measured\"\neven_updates = {EVEN_UPDATES}\n\n\
+         [batch]\nglobal = 504\nsplit = \"measured\"\neven_updates = {EVEN_UPDATES}\n\n\
          [optim]\nname = \"adam\"\nlr = 0.001\nclip_norm = 5.0\nschedule = {{ kind = \"cosine\", warmup_updates = 10 }}\n\n\
          [checkpoint]\nevery = \"100 updates\"\nbest = \"accuracy\"\n\n\
          [comm]\njoin_s = 30.0\n\n[emulate]\nslowdown = {slowdown:?}\n"
