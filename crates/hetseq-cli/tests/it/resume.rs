@@ -12,7 +12,7 @@ fn after_kill_9_of_three_ranks_two_go_on() {
     let dir = RunDir::new();
     let job = |updates| shipped(&dir, updates).set("checkpoint.every", "5 updates");
     // Slower than it need be, so that the kill comes before the next checkpoint.
-    let mut cluster = job(40).ranks(3).set("emulate.slowdown", "[3, 3, 3]").start();
+    let mut cluster = job(40).ranks(3).set("emulate.slowdown", "[15, 15, 15]").start();
     cluster.wait_for_update(&dir, 17);
     cluster.kill();
     let newest = dir.checkpoints().iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max();

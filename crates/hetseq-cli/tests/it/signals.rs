@@ -12,7 +12,8 @@ const SOON: Duration = Duration::from_secs(30);
 fn sigterm_to_one_rank_stops_three_and_they_resume() {
     let dir = RunDir::new();
     let job = shipped(&dir, 40).ranks(3).set("debug.audit", true);
-    let mut cluster = job.start();
+    // Slower than it need be, so that the signal comes long before the end.
+    let mut cluster = job.clone().set("emulate.slowdown", "[15, 15, 15]").start();
     cluster.wait_for_update(&dir, 5);
     cluster.signal(1, "TERM");
     let ended = cluster.wait(SOON);
@@ -34,7 +35,7 @@ fn sigterm_to_one_rank_stops_three_and_they_resume() {
 fn usr1_and_int_save_too() {
     for signal in ["USR1", "INT"] {
         let dir = RunDir::new();
-        let mut cluster = shipped(&dir, 150).start();
+        let mut cluster = shipped(&dir, 150).set("emulate.slowdown", "[5]").start();
         cluster.wait_for_update(&dir, 2);
         cluster.signal(0, signal);
         let ended = cluster.wait(SOON);
