@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
+use hetseq_metrics::median;
 use hetseq_train::bench::{StepReport, StepRequest};
 use hetseq_train::{ConfigSource, Tasks};
 
 use crate::args::{BenchArgs, BenchStepArgs, read_config};
-use crate::demo::median;
 use crate::output::{print_line, say};
 use crate::prep::write_digits;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use hetseq_metrics::sink::worker_table;
-use hetseq_metrics::{Event, WorkerReport};
+use hetseq_metrics::{Event, WorkerReport, median};
 
 use crate::args::{DemoArgs, UsageError};
 use crate::output::{print_line, say};
@@ -158,9 +158,4 @@ fn report(dir: &Path) -> anyhow::Result<()> {
     }
     print_line(&format!("the run is in {}", dir.display()));
     Ok(())
-}
-
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

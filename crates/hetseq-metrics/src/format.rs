@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers as people read them, and the one they read of many.
 
 /// `8412` as `8,412`.
 pub fn thousands(n: u64) -> String {
@@ -23,9 +23,21 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// The middle value; not a number if there is none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_does_not_mind_outliers() {
+        assert_eq!(median(vec![3.0, 1e9, 1.0]), 3.0);
+        assert!(median(Vec::new()).is_nan());
+    }
 
     #[test]
     fn numbers_read_well() {

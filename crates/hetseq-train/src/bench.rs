@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
+use hetseq_metrics::median;
 use hetseq_optim::Optimizer;
 use hetseq_random::Key;
 use serde::Serialize;
@@ -80,8 +81,7 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
         }
     }
     let cpu_over_wall = (cpu_seconds() - mark.1) / mark.0.elapsed().as_secs_f64();
-    seconds.sort_by(f64::total_cmp);
-    let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN);
+    let median = median(seconds);
     Ok(StepReport {
         task: T::NAME.to_owned(),
         devices: specs.len(),
