@@ -1,11 +1,10 @@
 //! Training frees and allocates the same large tensors at every step. glibc gives such blocks back to the kernel and asks
-//! for them again, page fault by page fault; keeping them is worth more than a tenth of the speed of a CPU step.
+//! for them again, page fault by page fault. Here it is told to keep them.
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code)]
 pub(crate) fn keep_freed_memory() {
-    // The largest that glibc takes; it refuses more and keeps its default.
-    const MMAP_THRESHOLD: libc::c_int = 32 << 20;
+    const MMAP_THRESHOLD: libc::c_int = 1 << 30;
     const TRIM_THRESHOLD: libc::c_int = 1 << 30;
     const TOP_PAD: libc::c_int = 64 << 20;
     // SAFETY: mallopt only sets tunables of the allocator; called once, before any other thread exists.

@@ -58,6 +58,13 @@ impl Task for ImageTask {
         if !(0.0..1.0).contains(&config.dropout) {
             return Err(TaskError::Other(format!("task.dropout = {} must be at least 0 and below 1", config.dropout)));
         }
+        if !config.data.is_dir() {
+            return Err(TaskError::Other(format!(
+                "there is no data directory {0}; set task.data to one with MNIST's four idx files, or draw some to try \
+                 with: hetseq prep digits {0}",
+                config.data.display()
+            )));
+        }
         let train = idx::open_pair(&config.data, "train")?;
         let valid = idx::open_pair(&config.data, "t10k")?;
         let size = |images: &LabelledImages| (images.images.height, images.images.width);
