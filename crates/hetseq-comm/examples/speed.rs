@@ -1,19 +1,23 @@
 //! How long one reduction takes on loopback: `cargo run --release -p hetseq-comm --example speed`.
 //!
-//! Arguments: megabytes (440), ranks (2), rounds (5). A development aid, not a benchmark of a network.
+//! Arguments: megabytes (440), ranks (2), rounds (5), route (direct or ring), wire (f32 or bf16). A development aid
+//! whose ranks are threads; `hetseq bench comm` has them as processes.
 
 use std::time::Instant;
 
-use hetseq_comm::{Group, Identity, Options, Place, Rendezvous, Shards};
+use hetseq_comm::{Group, Identity, Options, Place, Rendezvous, Route, Shards, Wire};
 
 fn main() {
     let argument = |at: usize, or: usize| std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(or);
     let (megabytes, world, rounds) = (argument(1, 440), argument(2, 2), argument(3, 5));
+    let is = |at: usize, word: &str| std::env::args().nth(at).is_some_and(|text| text == word);
+    let route = if is(4, "ring") { Route::Ring } else { Route::Direct };
+    let wire = if is(5, "bf16") { Wire::Bf16 { exact_tail: 0 } } else { Wire::F32 };
     let rendezvous = Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port: 28_999 };
     std::thread::scope(|scope| {
         for rank in 0..world {
             let place = Place { rank, world, rendezvous: rendezvous.clone(), source: "speed" };
-            scope.spawn(move || match run(&place, megabytes, rounds) {
+            scope.spawn(move || match run(&place, megabytes, rounds, wire, route) {
                 Ok(()) => {}
                 Err(error) => eprintln!("rank {rank}: {error}"),
             });
@@ -21,22 +25,16 @@ fn main() {
     });
 }
 
-fn run(place: &Place, megabytes: usize, rounds: usize) -> Result<(), hetseq_comm::CommError> {
+fn run(place: &Place, megabytes: usize, rounds: usize, wire: Wire, route: Route) -> Result<(), hetseq_comm::CommError> {
     let mut group = Group::join(place, &Identity::new(), &Options::default())?;
     let mut data = vec![1.0f32; megabytes * 1_000_000 / 4];
     let shards = Shards::even(data.len(), group.world());
     for round in 0..rounds {
         group.barrier()?;
         let start = Instant::now();
-        group.reduce_scatter(&mut data, &shards)?;
-        let scattered = start.elapsed();
-        group.all_gather(&mut data, &shards)?;
+        group.all_reduce(&mut data, &shards, wire, route)?;
         if group.rank() == 0 {
-            eprintln!(
-                "round {round}: reduce_scatter {} ms, both {} ms",
-                scattered.as_millis(),
-                start.elapsed().as_millis()
-            );
+            eprintln!("round {round}: {:.2} ms", start.elapsed().as_secs_f64() * 1e3);
         }
     }
     group.close();

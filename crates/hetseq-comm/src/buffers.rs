@@ -1,36 +1,93 @@
-//! Frame buffers that go round instead of being allocated anew: a vector of 440 MB is 440 frames, and
-//! fresh memory for each costs more in page faults than copying into it.
+//! The bytes of a frame, shared and recycled: a vector of 440 MB is thousands of frames, and fresh memory for each costs
+//! more in page faults than copying into it.
 //!
-//! One pool per lane: the producer takes a buffer, fills and queues it, the consumer gives it back.
+//! One [`Pool`] per rank. A [`Payload`] is written once, then shared: the same result goes to every peer without being
+//! copied or checked again. When the last holder drops it, its memory goes back to the pool.
 
-use std::sync::{Mutex, PoisonError};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::frame::CHUNK_BYTES;
 
-/// What a full lane holds, and one at each of its ends; more than this is left to the allocator.
-const KEPT: usize = 6;
-
-#[derive(Default)]
-pub(crate) struct Buffers {
+/// Spare memory of one rank.
+pub(crate) struct Pool {
     spare: Mutex<Vec<Vec<u8>>>,
+    /// More than this is left to the allocator.
+    kept: usize,
 }
 
-impl Buffers {
-    /// A buffer for about `bytes`, with arbitrary contents and length. Only whole chunks go round:
-    /// small frames are cheap to allocate, and would waste a large buffer.
+impl Pool {
+    /// For a rank with `links` links, each with a few chunks on their way in and out.
+    pub(crate) fn new(links: usize) -> Arc<Pool> {
+        Arc::new(Pool { spare: Mutex::default(), kept: 8 * links })
+    }
+
+    /// A buffer for about `bytes`, with arbitrary contents and length. Only whole chunks go round: small frames are
+    /// cheap to allocate, and would waste a large buffer.
     pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
-        if bytes < CHUNK_BYTES / 2 {
+        if bytes < CHUNK_BYTES / 4 {
             return Vec::new();
         }
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         spare.pop().unwrap_or_default()
     }
 
-    pub(crate) fn give(&self, buffer: Vec<u8>) {
+    fn give(&self, buffer: Vec<u8>) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if (CHUNK_BYTES..=2 * CHUNK_BYTES).contains(&buffer.capacity()) && spare.len() < KEPT {
+        if (CHUNK_BYTES..=2 * CHUNK_BYTES).contains(&buffer.capacity()) && spare.len() < self.kept {
             spare.push(buffer);
         }
+    }
+}
+
+/// What a frame carries; immutable once made.
+pub(crate) struct Payload {
+    bytes: Vec<u8>,
+    home: Option<Arc<Pool>>,
+    checksum: OnceLock<u32>,
+}
+
+impl Payload {
+    pub(crate) fn new(bytes: Vec<u8>) -> Arc<Payload> {
+        Arc::new(Payload { bytes, home: None, checksum: OnceLock::new() })
+    }
+
+    /// Whose memory goes back to `pool`.
+    pub(crate) fn pooled(bytes: Vec<u8>, pool: &Arc<Pool>) -> Arc<Payload> {
+        Arc::new(Payload { bytes, home: Some(pool.clone()), checksum: OnceLock::new() })
+    }
+
+    /// Its crc32c, computed by whoever asks first.
+    pub(crate) fn checksum(&self) -> u32 {
+        *self.checksum.get_or_init(|| crc32c::crc32c(&self.bytes))
+    }
+}
+
+impl Deref for Payload {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        if let Some(pool) = self.home.take() {
+            pool.give(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+impl PartialEq for Payload {
+    fn eq(&self, other: &Payload) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl std::fmt::Debug for Payload {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{} bytes", self.bytes.len())
     }
 }
 
@@ -40,16 +97,28 @@ mod tests {
 
     #[test]
     fn whole_chunks_go_round_and_others_do_not() {
-        let buffers = Buffers::default();
+        let pool = Pool::new(1);
         for bytes in [10, CHUNK_BYTES, 100 * CHUNK_BYTES] {
-            buffers.give(vec![0; bytes]);
+            drop(Payload::pooled(vec![0; bytes], &pool));
         }
-        assert!(buffers.take(10).capacity() == 0);
-        assert_eq!(buffers.take(CHUNK_BYTES).len(), CHUNK_BYTES);
-        assert!(buffers.take(CHUNK_BYTES).capacity() == 0);
+        assert!(pool.take(10).capacity() == 0);
+        assert_eq!(pool.take(CHUNK_BYTES).len(), CHUNK_BYTES);
+        assert!(pool.take(CHUNK_BYTES).is_empty());
         for _ in 0..100 {
-            buffers.give(vec![0; CHUNK_BYTES]);
+            pool.give(vec![0; CHUNK_BYTES]);
         }
-        assert_eq!(buffers.spare.lock().unwrap().len(), KEPT);
+        assert_eq!(pool.spare.lock().unwrap().len(), pool.kept);
+    }
+
+    #[test]
+    fn memory_returns_only_when_the_last_holder_lets_go() {
+        let pool = Pool::new(1);
+        let first = Payload::pooled(vec![7; CHUNK_BYTES], &pool);
+        let second = first.clone();
+        drop(first);
+        assert!(pool.take(CHUNK_BYTES).is_empty());
+        assert_eq!(second[5], 7);
+        drop(second);
+        assert_eq!(pool.take(CHUNK_BYTES).len(), CHUNK_BYTES);
     }
 }

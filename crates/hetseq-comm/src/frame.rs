@@ -1,27 +1,31 @@
-//! The unit on the wire: a fixed header of 32 bytes, then the payload.
+//! The unit on the wire: a fixed header of 36 bytes, then the payload.
 //!
 //! Pure encoding and decoding plus reading one frame from any `Read`. It knows neither sockets nor
 //! deadlines: `tcp.rs` uses it for links, `rendezvous/talk.rs` for the handshake.
 //!
 //! ```text
 //! 0..4 magic  4 version  5 kind  6 flags (bit 0: last of its message)  7 zero
-//! 8..16 generation  16..24 sequence  24..28 payload bytes  28..32 crc32c of bytes 0..28 and payload
+//! 8..16 generation  16..24 sequence  24..28 payload bytes  28..32 crc32c of the payload  32..36 crc32c of bytes 0..32
 //! ```
-//! All numbers are little-endian.
+//! All numbers are little-endian. Header and payload have a checksum each: the length is trusted only once the header is
+//! known to be whole, and a payload that goes to several peers is summed once.
 
 use std::io::{ErrorKind, Read};
+use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::buffers::{Payload, Pool};
+
 /// Changes whenever two binaries could misread each other, so also with [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 1;
+pub(crate) const PROTOCOL: u8 = 2;
 const MAGIC: [u8; 4] = *b"HSQF";
-pub(crate) const HEADER_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 36;
 /// No frame is larger; a length above it is refused before anything is allocated.
 pub(crate) const FRAME_LIMIT_BYTES: usize = 64 << 20;
-/// Messages are cut into frames of this size: large enough that headers and wake-ups cost nothing,
-/// small enough that sending, receiving and adding overlap.
-pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+/// Messages are cut into frames of this size at most: large enough that headers and wake-ups cost nothing, small enough
+/// that sending, receiving and adding overlap and that a frame stays in the cache from one to the next.
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 
 /// What a frame is for. Control frames carry sequence 0; the others the number of their collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +41,11 @@ pub(crate) enum Kind {
     Broadcast = 19,
     BroadcastBytes = 20,
     Barrier = 21,
+    AllReduce = 22,
 }
 
 impl Kind {
-    const ALL: [Kind; 10] = [
+    const ALL: [Kind; 11] = [
         Kind::Handshake,
         Kind::Heartbeat,
         Kind::Goodbye,
@@ -51,6 +56,7 @@ impl Kind {
         Kind::Broadcast,
         Kind::BroadcastBytes,
         Kind::Barrier,
+        Kind::AllReduce,
     ];
 
     /// The name that error messages use; for collectives that of the method on `Group`.
@@ -66,6 +72,7 @@ impl Kind {
             Kind::Broadcast => "broadcast",
             Kind::BroadcastBytes => "broadcast_bytes",
             Kind::Barrier => "barrier",
+            Kind::AllReduce => "all_reduce",
         }
     }
 }
@@ -91,34 +98,33 @@ pub enum FrameError {
     OutOfPlace { kind: &'static str },
 }
 
-/// One frame, as the rest of the crate handles it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One frame, as the rest of the crate handles it. A clone shares the payload.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Frame {
     pub(crate) kind: Kind,
     /// Whether this frame ends its message.
     pub(crate) last: bool,
     pub(crate) sequence: u64,
-    pub(crate) payload: Vec<u8>,
+    pub(crate) payload: Arc<Payload>,
 }
 
 impl Frame {
     /// A control frame, which is a message of its own outside of the order of collectives.
     pub(crate) fn control(kind: Kind, payload: Vec<u8>) -> Frame {
-        Frame { kind, last: true, sequence: 0, payload }
+        Frame { kind, last: true, sequence: 0, payload: Payload::new(payload) }
     }
 
     /// The header to write before the payload.
     pub(crate) fn header(&self, generation: u64) -> [u8; HEADER_BYTES] {
-        let mut header = Header {
+        debug_assert!(self.payload.len() <= FRAME_LIMIT_BYTES);
+        let header = Header {
             kind: self.kind,
             last: self.last,
             generation,
             sequence: self.sequence,
             length: self.payload.len() as u32,
-            checksum: 0,
+            checksum: self.payload.checksum(),
         };
-        debug_assert!(self.payload.len() <= FRAME_LIMIT_BYTES);
-        header.checksum = header.checksum_with(&self.payload);
         header.to_bytes()
     }
 }
@@ -137,6 +143,7 @@ pub(crate) struct Header {
     generation: u64,
     sequence: u64,
     length: u32,
+    /// Of the payload.
     checksum: u32,
 }
 
@@ -151,6 +158,10 @@ impl Header {
         }
         if bytes[4] != PROTOCOL {
             return Err(FrameError::Version { theirs: bytes[4], ours: PROTOCOL });
+        }
+        let (expected, found) = (crc32c::crc32c(&bytes[..32]), u32_at(32));
+        if expected != found {
+            return Err(FrameError::Checksum { expected, found });
         }
         let flags = u16::from_le_bytes([bytes[6], bytes[7]]);
         let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5] && flags <= 1);
@@ -168,9 +179,9 @@ impl Header {
         Ok(Header { kind, last, generation, sequence: u64_at(16), length, checksum: u32_at(28) })
     }
 
-    /// Joins the header with its payload if the checksum over both is right.
-    pub(crate) fn complete(self, payload: Vec<u8>) -> Result<Frame, FrameError> {
-        let expected = self.checksum_with(&payload);
+    /// Joins the header with its payload if that is the one it was made for.
+    pub(crate) fn complete(self, payload: Arc<Payload>) -> Result<Frame, FrameError> {
+        let expected = payload.checksum();
         if expected != self.checksum {
             return Err(FrameError::Checksum { expected, found: self.checksum });
         }
@@ -187,12 +198,9 @@ impl Header {
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.length.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.checksum.to_le_bytes());
+        let whole = crc32c::crc32c(&bytes[..32]);
+        bytes[32..36].copy_from_slice(&whole.to_le_bytes());
         bytes
-    }
-
-    /// Covers the header too, because a flipped bit in a sequence number is as bad as one in a value.
-    fn checksum_with(&self, payload: &[u8]) -> u32 {
-        crc32c::crc32c_append(crc32c::crc32c(&self.to_bytes()[..28]), payload)
     }
 }
 
@@ -203,56 +211,98 @@ pub(crate) enum ReadError {
     Closed,
     /// The stream ended inside a frame.
     Cut,
-    /// The reader's time limit passed.
-    TimedOut,
+    /// The rest has not come within the stream's time limit, which is none for a stream that does not block.
+    NotYet,
     Io(std::io::Error),
     Frame(FrameError),
 }
 
 /// Reads exactly one frame, never a byte more: handshake and link share a stream.
 pub(crate) fn read_frame(from: &mut impl Read, accept: Accept) -> Result<Frame, ReadError> {
-    read_frame_into(from, accept, |_| Vec::new())
+    Partial::default().read(from, accept, &Pool::new(0))
 }
 
-/// As [`read_frame`], into the buffer that `buffer` finds for a payload of the given size; what is in
-/// it does not matter.
-pub(crate) fn read_frame_into(
-    from: &mut impl Read,
-    accept: Accept,
-    buffer: impl FnOnce(usize) -> Vec<u8>,
-) -> Result<Frame, ReadError> {
-    let mut head = [0; HEADER_BYTES];
-    let first = loop {
-        match from.read(&mut head) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(read_error(error)),
-            Ok(0) => return Err(ReadError::Closed),
-            Ok(count) => break count,
-        }
-    };
-    from.read_exact(&mut head[first..]).map_err(read_error)?;
-    let header = Header::parse(&head, accept).map_err(ReadError::Frame)?;
-    let length = header.length as usize;
-    let mut payload = buffer(length);
-    payload.truncate(length);
-    let mut have = 0;
-    while have < length {
-        // Grown as the bytes come: a header alone must not make us allocate what it promises.
-        let next = length.min(have + CHUNK_BYTES);
-        if payload.len() < next {
-            payload.resize(next, 0);
-        }
-        from.read_exact(&mut payload[have..next]).map_err(read_error)?;
-        have = next;
+/// A frame as far as it has come.
+#[derive(Default)]
+pub(crate) struct Partial {
+    head: Vec<u8>,
+    header: Option<Header>,
+    payload: Vec<u8>,
+    /// Bytes of the payload that have come; it may be longer, with arbitrary contents.
+    filled: usize,
+}
+
+impl Partial {
+    /// How many bytes have come.
+    pub(crate) fn bytes(&self) -> usize {
+        self.head.len() + self.filled
     }
-    header.complete(payload).map_err(ReadError::Frame)
+
+    /// Reads on, into memory of `pool`, until the frame is whole. After [`ReadError::NotYet`] it can go on later.
+    pub(crate) fn read(&mut self, from: &mut impl Read, accept: Accept, pool: &Arc<Pool>) -> Result<Frame, ReadError> {
+        let header = match self.header.take() {
+            Some(header) => header,
+            None => {
+                let header = Header::parse(&self.read_head(from)?, accept).map_err(ReadError::Frame)?;
+                (self.payload, self.filled) = (pool.take(header.length as usize), 0);
+                header
+            }
+        };
+        let length = header.length as usize;
+        while self.filled < length {
+            // Grown as the bytes come: a header alone must not make us allocate what it promises.
+            let next = length.min(self.filled + CHUNK_BYTES);
+            if self.payload.len() < next {
+                self.payload.resize(next, 0);
+            }
+            match read_some(from, &mut self.payload[self.filled..next]) {
+                Ok(0) => return Err(ReadError::Cut),
+                Ok(count) => self.filled += count,
+                Err(error) => {
+                    self.header = Some(header);
+                    return Err(error);
+                }
+            }
+        }
+        let mut payload = std::mem::take(self).payload;
+        payload.truncate(length);
+        header.complete(Payload::pooled(payload, pool)).map_err(ReadError::Frame)
+    }
+
+    fn read_head(&mut self, from: &mut impl Read) -> Result<[u8; HEADER_BYTES], ReadError> {
+        let mut head = [0; HEADER_BYTES];
+        while self.head.len() < HEADER_BYTES {
+            let have = self.head.len();
+            match read_some(from, &mut head[have..])? {
+                0 if have == 0 => return Err(ReadError::Closed),
+                0 => return Err(ReadError::Cut),
+                count => self.head.extend_from_slice(&head[have..have + count]),
+            }
+            // Another program's words may be shorter than a header: it is known by its first bytes, not by its silence.
+            if let Some(start) = self.head.first_chunk::<4>().filter(|start| **start != MAGIC) {
+                return Err(ReadError::Frame(FrameError::Magic { start: *start }));
+            }
+        }
+        head.copy_from_slice(&self.head);
+        Ok(head)
+    }
+}
+
+fn read_some(from: &mut impl Read, into: &mut [u8]) -> Result<usize, ReadError> {
+    loop {
+        match from.read(into) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result.map_err(read_error),
+        }
+    }
 }
 
 fn read_error(error: std::io::Error) -> ReadError {
     match error.kind() {
+        // From under an encrypted stream.
         ErrorKind::UnexpectedEof => ReadError::Cut,
         // Which of the two a socket's time limit gives depends on the platform.
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => ReadError::TimedOut,
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => ReadError::NotYet,
         _ => ReadError::Io(error),
     }
 }
@@ -267,12 +317,17 @@ mod tests {
 
     fn bytes_of(frame: &Frame, generation: u64) -> Vec<u8> {
         let mut bytes = frame.header(generation).to_vec();
-        bytes.extend(&frame.payload);
+        bytes.extend_from_slice(&frame.payload);
         bytes
     }
 
     fn sample() -> Frame {
-        Frame { kind: Kind::Agree, last: true, sequence: 3, payload: b"hello".to_vec() }
+        Frame { kind: Kind::Agree, last: true, sequence: 3, payload: Payload::new(b"hello".to_vec()) }
+    }
+
+    fn seal(bytes: &mut [u8]) {
+        let whole = crc32c::crc32c(&bytes[..32]);
+        bytes[32..36].copy_from_slice(&whole.to_le_bytes());
     }
 
     fn refused(bytes: &[u8]) -> FrameError {
@@ -285,24 +340,32 @@ mod tests {
     #[test]
     fn each_kind_of_wrong_frame_is_named() {
         let good = bytes_of(&sample(), 9);
+        // A header that is whole but says something else.
         let with = |at: usize, value: u8| {
             let mut bytes = good.clone();
             bytes[at] = value;
+            seal(&mut bytes);
             refused(&bytes)
         };
         assert!(matches!(with(0, b'G'), FrameError::Magic { .. }));
-        assert_eq!(with(4, 2), FrameError::Version { theirs: 2, ours: PROTOCOL });
+        assert_eq!(with(4, 9), FrameError::Version { theirs: 9, ours: PROTOCOL });
         assert!(matches!(with(5, 99), FrameError::Kind { kind: 99, .. }));
         assert!(matches!(with(7, 1), FrameError::Kind { .. }));
         assert_eq!(with(8, 8), FrameError::Generation { theirs: 8, ours: 9 });
-        assert!(matches!(with(16, 4), FrameError::Checksum { .. }));
-        assert!(matches!(with(36, b'0'), FrameError::Checksum { .. }));
+        assert!(matches!(with(28, 4), FrameError::Checksum { .. }));
+        let mut damaged = good.clone();
+        damaged[16] ^= 1;
+        assert!(matches!(refused(&damaged), FrameError::Checksum { .. }));
+        let mut damaged = good.clone();
+        damaged[HEADER_BYTES] = b'0';
+        assert!(matches!(refused(&damaged), FrameError::Checksum { .. }));
     }
 
     #[test]
     fn a_length_above_the_limit_is_refused_before_the_payload() {
         let mut bytes = bytes_of(&sample(), 9);
         bytes[24..28].copy_from_slice(&u32::MAX.to_le_bytes());
+        seal(&mut bytes);
         // Only the header is there: waiting for the payload would end in `Cut`.
         assert!(matches!(refused(&bytes[..HEADER_BYTES]), FrameError::TooLarge { .. }));
         let small = Accept { generation: 9, limit_bytes: 4 };
@@ -326,7 +389,7 @@ mod tests {
             kind in 0..Kind::ALL.len(), last: bool, sequence: u64, generation: u64,
             payload in prop::collection::vec(any::<u8>(), 0..300),
         ) {
-            let frame = Frame { kind: Kind::ALL[kind], last, sequence, payload };
+            let frame = Frame { kind: Kind::ALL[kind], last, sequence, payload: Payload::new(payload) };
             let mut bytes = bytes_of(&frame, generation);
             bytes.extend(b"the next frame");
             let mut rest = &bytes[..];
@@ -342,7 +405,7 @@ mod tests {
 
         // Random bytes hardly ever pass the magic; damaged real frames reach the later checks.
         #[test]
-        fn a_damaged_frame_is_refused(at in 0usize..37, flip in 1u8..=255) {
+        fn a_damaged_frame_is_refused(at in 0usize..41, flip in 1u8..=255) {
             let mut bytes = bytes_of(&sample(), 9);
             bytes[at] ^= flip;
             prop_assert!(read_frame(&mut &bytes[..], ACCEPT).is_err());

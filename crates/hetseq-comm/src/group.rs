@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
+use crate::codec::Wire;
 use crate::error::CommError;
 use crate::identity::Identity;
-use crate::lane::End;
+use crate::link::End;
 use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::place::{Place, Rendezvous};
-use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES};
+use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES, Route};
 use crate::shards::Shards;
 use crate::{local, rendezvous};
 
@@ -95,6 +96,13 @@ impl Group {
     pub fn agree(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         self.check_bytes("agree", mine.len(), AGREE_LIMIT_BYTES)?;
         reduce::agree(&mut self.mesh, mine)
+    }
+
+    /// Sums over ranks: afterwards `data` holds the sum on all of them, equal bit for bit. `shards` says who adds which
+    /// part: a host with a slow line should own little or nothing. All ranks must say the same.
+    pub fn all_reduce(&mut self, data: &mut [f32], shards: &Shards, wire: Wire, route: Route) -> Result<(), CommError> {
+        self.check_shards("all_reduce", data.len(), shards)?;
+        reduce::all_reduce(&mut self.mesh, data, shards, wire, route)
     }
 
     /// Sums over ranks: afterwards `data[shards.of(rank)]` holds the sum, added in rank order in f32.

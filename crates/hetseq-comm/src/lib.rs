@@ -5,12 +5,12 @@
 //! old one are refused. All calls on a group come from one thread, in the same order on every rank.
 //!
 //! ```text
-//! Place::find -> Group::join -> agree / reduce_scatter / all_gather / broadcast / barrier -> close or abort
-//!  place.rs      rendezvous/     reduce.rs over mesh.rs over link.rs (local.rs or tcp.rs)     group.rs
+//! Place::find -> Group::join -> agree / all_reduce / broadcast / barrier ...          -> close or abort
+//!  place.rs      rendezvous/     reduce/ over mesh.rs over link.rs (local.rs or tcp.rs)     group.rs
 //! ```
 //!
 //! ```
-//! use hetseq_comm::{Group, Options, Shards};
+//! use hetseq_comm::{Group, Options, Route, Shards, Wire};
 //!
 //! let groups = Group::local(2, &Options::default());
 //! let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
@@ -20,8 +20,7 @@
 //!             scope.spawn(move || {
 //!                 let mut gradients = vec![1.0 + group.rank() as f32; 5];
 //!                 let shards = Shards::even(gradients.len(), group.world());
-//!                 group.reduce_scatter(&mut gradients, &shards)?;
-//!                 group.all_gather(&mut gradients, &shards)?;
+//!                 group.all_reduce(&mut gradients, &shards, Wire::F32, Route::Auto)?;
 //!                 group.close();
 //!                 Ok::<_, hetseq_comm::CommError>(gradients)
 //!             })
@@ -33,9 +32,11 @@
 //! ```
 
 mod buffers;
+mod codec;
 mod error;
 mod frame;
 mod group;
+mod heart;
 mod identity;
 mod lane;
 mod link;
@@ -51,10 +52,12 @@ mod shards;
 mod socket;
 mod tcp;
 
+pub use codec::Wire;
 pub use error::{CommError, Moment};
 pub use frame::FrameError;
 pub use group::Group;
 pub use identity::Identity;
 pub use options::Options;
 pub use place::{Place, PlaceFlags, Rendezvous};
+pub use reduce::Route;
 pub use shards::Shards;

@@ -22,11 +22,8 @@ pub(crate) fn meshes(world: usize, options: &Options) -> Vec<Mesh> {
     (0..world)
         .map(|rank| {
             let link = |peer: usize| {
-                (peer != rank).then(|| Link {
-                    outgoing: lanes[rank][peer].clone(),
-                    incoming: lanes[peer][rank].clone(),
-                    wire: None,
-                })
+                (peer != rank)
+                    .then(|| Link::Lanes { outgoing: lanes[rank][peer].clone(), incoming: lanes[peer][rank].clone() })
             };
             let links = (0..world).map(link).collect();
             Mesh::new(rank, 0, hosts.clone(), links, bells[rank].clone(), options)

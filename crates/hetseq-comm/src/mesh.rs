@@ -1,22 +1,34 @@
 //! All links of one rank, and the one place where it waits for them.
 //!
-//! `reduce.rs` writes the collectives over this; which engine carries the frames is not visible here.
-//! The rank's own thread does everything: while it waits for a frame it keeps filling the outgoing
-//! lanes and looks at the health of *every* link, so a dead peer is reported although another one is
-//! awaited.
+//! `reduce.rs` writes the collectives over this, each as an [`Exchange`] that [`Mesh::drive`] carries to its end; which
+//! engine carries the frames is not visible here. The rank's own thread does everything: while it waits it looks at the
+//! health of *every* link, so a dead peer is reported although another one is awaited.
 
-use std::sync::Arc;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::buffers::{Payload, Pool};
 use crate::error::{CommError, Moment};
 use crate::frame::{Frame, FrameError, Kind};
-use crate::lane::{Bell, End, Next};
-use crate::link::Link;
+use crate::heart::Heart;
+use crate::lane::Bell;
+use crate::link::{End, Link, Next, locked};
 use crate::options::Options;
-use crate::outgoing::{Outgoing, Step};
+use crate::outgoing::Step;
+use crate::tcp::{self, Wire};
 
 /// How long the last words of a rank that failed may take when peers do not answer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// A collective under way: a state machine that moves whenever a frame has come or a lane has room.
+pub(crate) trait Exchange {
+    /// Does all that can be done without waiting; tells whether anything moved.
+    fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError>;
+
+    /// A peer that this exchange waits for; `None` when it is done.
+    fn awaited(&self) -> Option<usize>;
+}
 
 pub(crate) struct Mesh {
     pub(crate) rank: usize,
@@ -26,7 +38,13 @@ pub(crate) struct Mesh {
     pub(crate) context: String,
     /// One per rank; `None` at this rank's own place.
     links: Vec<Option<Link>>,
+    /// Those of the links that are sockets: all or none.
+    wires: Vec<Arc<Mutex<Wire>>>,
+    heart: Option<Heart>,
+    /// Rings when a lane has something to take or room to give.
     bell: Arc<Bell>,
+    /// Memory for the frames of all links.
+    pub(crate) pool: Arc<Pool>,
     progress: Duration,
     /// Collectives begun so far; equal on all ranks as long as they are in step.
     sequence: u64,
@@ -34,6 +52,7 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
+    /// Over lanes; `bell` is the one that they ring.
     pub(crate) fn new(
         rank: usize,
         generation: u64,
@@ -42,18 +61,39 @@ impl Mesh {
         bell: Arc<Bell>,
         options: &Options,
     ) -> Mesh {
-        debug_assert_eq!(hosts.len(), links.len());
         Mesh {
             rank,
             generation,
             hosts,
             context: String::new(),
+            pool: Pool::new(links.len()),
             links,
+            wires: Vec::new(),
+            heart: None,
             bell,
             progress: options.progress,
             sequence: 0,
             failure: None,
         }
+    }
+
+    /// Over sockets, one per other rank.
+    pub(crate) fn over_wires(
+        rank: usize,
+        generation: u64,
+        hosts: Vec<String>,
+        streams: Vec<Option<TcpStream>>,
+        options: &Options,
+    ) -> Result<Mesh, CommError> {
+        let mut mesh = Mesh::new(rank, generation, hosts, Vec::new(), Arc::default(), options);
+        mesh.pool = Pool::new(streams.len());
+        for stream in streams {
+            let wire = stream.map(|stream| Wire::new(stream, generation, &mesh.pool, options)).transpose()?;
+            mesh.wires.extend(wire.clone());
+            mesh.links.push(wire.map(Link::Wire));
+        }
+        mesh.heart = Some(Heart::start(mesh.wires.clone(), options.beat())?);
+        Ok(mesh)
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -78,95 +118,103 @@ impl Mesh {
         }
         self.sequence += 1;
         let step = Step { kind, sequence: self.sequence };
+        tcp::attend(&self.wires, true);
         let result = body(self, step);
+        tcp::attend(&self.wires, false);
         if let Err(error) = &result {
             self.failure = Some(error.to_string());
         }
         result
     }
 
-    /// The next frame of this step from any peer that `wanted` names. Sends meanwhile.
-    pub(crate) fn receive(
-        &mut self,
-        step: Step,
-        wanted: impl Fn(usize) -> bool,
-        outgoing: &mut Outgoing<'_>,
-    ) -> Result<(usize, Frame), CommError> {
-        let mut progress = Instant::now();
+    /// Carries an exchange to its end, or to the first failure of any peer.
+    pub(crate) fn drive(&self, step: Step, exchange: &mut impl Exchange) -> Result<(), CommError> {
+        let start = Instant::now();
+        let mut progress = start;
         loop {
             let seen = self.bell.rings();
-            if outgoing.pump(step, &self.links) {
+            let moved = exchange.advance(self, step)?;
+            let moved = tcp::write_all(&self.wires) || moved;
+            let unsent = || self.links().find(|(_, link)| !link.is_flushed()).map(|(peer, _)| peer);
+            let Some(awaited) = exchange.awaited().or_else(unsent) else { return Ok(()) };
+            if moved {
                 progress = Instant::now();
-            }
-            for (peer, link) in self.links() {
-                if !wanted(peer) {
-                    continue;
-                }
-                match link.incoming.next() {
-                    Next::Frame(frame) => return Ok((peer, self.in_step(step, peer, frame)?)),
-                    Next::Ended(end) => return Err(self.ended(step, peer, end)),
-                    Next::Nothing => {}
-                }
+                continue;
             }
             self.check_health(step)?;
             let left = self.progress.saturating_sub(progress.elapsed());
             if left.is_zero() {
-                let awaited = self.links().map(|(peer, _)| peer).find(|peer| wanted(*peer));
-                return Err(self.no_progress(step, awaited.unwrap_or(self.rank)));
+                return Err(self.no_progress(step, awaited));
             }
-            self.bell.wait(seen, left);
+            self.wait(seen, start, left);
         }
     }
 
-    /// Gives a frame's memory back after use.
-    pub(crate) fn recycle(&self, peer: usize, frame: Frame) {
+    /// Sleeps until something may have changed.
+    fn wait(&self, seen: u64, listening_since: Instant, limit: Duration) {
+        if self.wires.is_empty() {
+            self.bell.wait(seen, limit);
+        } else {
+            tcp::await_traffic(&self.wires, listening_since, limit);
+        }
+    }
+
+    /// Whether a frame can be queued for the peer now. Even one that said goodbye has failed if it leaves before it has
+    /// taken its part.
+    pub(crate) fn has_room(&self, step: Step, peer: usize) -> Result<bool, CommError> {
+        let Some(Some(link)) = self.links.get(peer) else { return Ok(false) };
+        if link.has_room() {
+            return Ok(true);
+        }
+        match link.ended() {
+            Some(end) => Err(self.ended(step, peer, end)),
+            None => Ok(false),
+        }
+    }
+
+    /// Queues a frame of this step; ask for room first.
+    pub(crate) fn send(&self, step: Step, peer: usize, last: bool, payload: Arc<Payload>) {
+        let Step { kind, sequence } = step;
         if let Some(Some(link)) = self.links.get(peer) {
-            link.incoming.buffers.give(frame.payload);
+            link.push(Frame { kind, last, sequence, payload });
         }
     }
 
-    /// Hands the rest of what is to be sent to the lanes; returns before it has all arrived.
-    pub(crate) fn finish(&mut self, step: Step, outgoing: &mut Outgoing<'_>) -> Result<(), CommError> {
-        let mut progress = Instant::now();
-        loop {
-            let seen = self.bell.rings();
-            if outgoing.pump(step, &self.links) {
-                progress = Instant::now();
-            }
-            let Some(peer) = outgoing.next_peer() else { return Ok(()) };
-            // Even one that said goodbye has failed if it leaves before it has taken its part.
-            if let Some(Some(end)) = self.links[peer].as_ref().map(|link| link.incoming.ended()) {
-                return Err(self.ended(step, peer, end));
-            }
-            self.check_health(step)?;
-            let left = self.progress.saturating_sub(progress.elapsed());
-            if left.is_zero() {
-                return Err(self.no_progress(step, peer));
-            }
-            self.bell.wait(seen, left);
+    /// The next frame of this step from the peer, if it has come.
+    pub(crate) fn take(&self, step: Step, peer: usize) -> Result<Option<Frame>, CommError> {
+        let Some(Some(link)) = self.links.get(peer) else { return Ok(None) };
+        match link.next() {
+            Next::Frame(frame) => self.in_step(step, peer, frame).map(Some),
+            Next::Ended(end) => Err(self.ended(step, peer, end)),
+            Next::Nothing => Ok(None),
         }
     }
 
     /// Says farewell to all peers and waits until they have heard it.
     pub(crate) fn part(&mut self, end: End) {
-        // Before a goodbye, data is still on its way that peers need; over a slow line that takes a
-        // while. A dead peer ends the wait by its silence.
+        self.heart = None;
+        // Before a goodbye, data may still be on its way that peers need; over a slow line that takes a while. A dead peer
+        // ends the wait by its silence.
         let patience = if end == End::Goodbye { self.progress } else { LAST_WORDS };
         for (_, link) in self.links() {
-            link.outgoing.end(end.clone());
-            link.incoming.stop_listening();
+            match link {
+                Link::Lanes { outgoing, incoming } => {
+                    outgoing.end(end.clone());
+                    incoming.stop_listening();
+                }
+                Link::Wire(wire) => locked(wire).farewell(&end),
+            }
         }
         let start = Instant::now();
         loop {
-            let seen = self.bell.rings();
-            // The peer's threads answer a farewell by closing, also while the peer computes.
-            let answered = |link: &Link| link.wire.is_none() || link.incoming.ended().is_some();
+            let parted = self.wires.iter().fold(true, |parted, wire| locked(wire).is_parted() && parted);
             let left = patience.saturating_sub(start.elapsed());
-            if left.is_zero() || self.links().all(|(_, link)| answered(link)) {
+            if parted || left.is_zero() {
                 break;
             }
-            self.bell.wait(seen, left);
+            tcp::await_traffic(&self.wires, start, left);
         }
+        self.wires.clear();
         self.links.clear();
     }
 
@@ -178,7 +226,7 @@ impl Mesh {
     /// done its part, and may already be gone while others finish.
     fn check_health(&self, step: Step) -> Result<(), CommError> {
         for (peer, link) in self.links() {
-            match link.incoming.ended() {
+            match link.ended() {
                 None | Some(End::Goodbye) => {}
                 Some(end) => return Err(self.ended(step, peer, end)),
             }
@@ -219,7 +267,24 @@ impl Mesh {
         CommError::NoProgress { rank, host, limit: self.progress, moment }
     }
 
-    /// A frame whose size shows that the peer's vector or shards are not ours.
+    /// Refuses a frame of another size, which shows that the peer's vector or shards are not ours. `due`: its bytes, and
+    /// whether it ends its message.
+    pub(crate) fn check_size(
+        &self,
+        step: Step,
+        peer: usize,
+        frame: &Frame,
+        due: (usize, bool),
+    ) -> Result<(), CommError> {
+        let sent = (frame.payload.len(), frame.last);
+        if sent == due {
+            return Ok(());
+        }
+        let named = |(bytes, last)| format!("{bytes} bytes{}", if last { "" } else { " and more to come" });
+        Err(self.part_size(step, peer, named(sent), named(due)))
+    }
+
+    /// A frame which shows that the peer's vector or shards are not ours.
     pub(crate) fn part_size(&self, step: Step, rank: usize, sent: String, due: String) -> CommError {
         let (host, moment) = (self.hosts[rank].clone(), self.moment(step));
         CommError::PartSize { rank, host, sent, due, moment }

@@ -1,11 +1,12 @@
-//! What a rank still has to send in the running collective, cut into frames as the lanes have room.
+//! Messages of bytes that a rank still has to send in the running collective, cut into frames as the lanes have room.
 //!
-//! Borrowed from the caller's slices and copied one frame at a time, so a large vector is never held twice. Filled by
-//! `reduce.rs`, emptied by `mesh.rs` while it waits.
+//! Borrowed from the caller and copied one frame at a time, so a large message is never held twice. Part of the
+//! exchanges of bytes in `reduce.rs`; vectors of floats have their own in `reduce/`.
 
-use crate::buffers::Buffers;
-use crate::frame::{CHUNK_BYTES, Frame, Kind};
-use crate::link::Link;
+use crate::buffers::Payload;
+use crate::error::CommError;
+use crate::frame::{CHUNK_BYTES, Kind};
+use crate::mesh::Mesh;
 
 /// One running collective; its frames carry both.
 #[derive(Clone, Copy)]
@@ -14,23 +15,16 @@ pub(crate) struct Step {
     pub(crate) sequence: u64,
 }
 
-/// What a message consists of.
-#[derive(Clone, Copy)]
-pub(crate) enum Content<'a> {
-    Floats(&'a [f32]),
-    Bytes(&'a [u8]),
-}
-
 /// The messages of one step that are not fully queued yet.
 #[derive(Default)]
 pub(crate) struct Outgoing<'a> {
-    messages: Vec<(usize, Content<'a>)>,
+    messages: Vec<(usize, &'a [u8])>,
 }
 
 impl<'a> Outgoing<'a> {
     /// An empty message is one empty frame.
-    pub(crate) fn add(&mut self, peer: usize, content: Content<'a>) {
-        self.messages.push((peer, content));
+    pub(crate) fn add(&mut self, peer: usize, message: &'a [u8]) {
+        self.messages.push((peer, message));
     }
 
     /// Somebody whose message is not fully queued.
@@ -39,48 +33,22 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Fills every lane that has room; tells whether anything moved.
-    pub(crate) fn pump(&mut self, step: Step, links: &[Option<Link>]) -> bool {
+    pub(crate) fn pump(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
         let mut moved = false;
-        self.messages.retain_mut(|(peer, content)| {
-            let Some(Some(link)) = links.get(*peer) else { return false };
-            while link.outgoing.has_room() {
-                let (payload, last) = content.take_chunk(&link.outgoing.buffers);
-                let Step { kind, sequence } = step;
-                link.outgoing.push(Frame { kind, last, sequence, payload });
-                moved = true;
-                if last {
-                    return false;
-                }
-            }
-            true
-        });
-        moved
-    }
-}
-
-impl Content<'_> {
-    /// Removes one frame's worth from the front; `true` with the last one.
-    fn take_chunk(&mut self, buffers: &Buffers) -> (Vec<u8>, bool) {
-        match self {
-            Content::Bytes(rest) => {
+        for (peer, rest) in &mut self.messages {
+            while mesh.has_room(step, *peer)? {
                 let (now, later) = rest.split_at(rest.len().min(CHUNK_BYTES));
+                mesh.send(step, *peer, later.is_empty(), Payload::new(now.to_vec()));
                 *rest = later;
-                let mut bytes = buffers.take(now.len());
-                bytes.clear();
-                bytes.extend_from_slice(now);
-                (bytes, later.is_empty())
-            }
-            Content::Floats(rest) => {
-                let (now, later) = rest.split_at(rest.len().min(CHUNK_BYTES / 4));
-                *rest = later;
-                let mut bytes = buffers.take(now.len() * 4);
-                // Not cleared first: a buffer of the right size needs no filling with zeros.
-                bytes.resize(now.len() * 4, 0);
-                for (to, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(now) {
-                    *to = value.to_le_bytes();
+                moved = true;
+                if later.is_empty() {
+                    // Marked as done by having no peer of that number.
+                    *peer = usize::MAX;
+                    break;
                 }
-                (bytes, later.is_empty())
             }
         }
+        self.messages.retain(|(peer, _)| *peer != usize::MAX);
+        Ok(moved)
     }
 }

@@ -18,16 +18,13 @@ mod refusal;
 mod talk;
 
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::CommError;
 use crate::identity::Identity;
-use crate::lane::Bell;
 use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::secret::Key;
-use crate::tcp;
 
 /// How long a connection may take to greet, prove and say hello; a silent stranger is dropped then.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -72,16 +69,9 @@ pub(crate) fn meet(
     let name = crate::error::shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
     let meeting = Meeting { rank, world, host, port, name, key, identity, options };
     let met = if rank == 0 { host::host(&meeting)? } else { guest::visit(&meeting)? };
-    let bell = Arc::<Bell>::default();
-    let mut links = Vec::with_capacity(world);
-    for stream in met.streams {
-        links.push(match stream {
-            Some(stream) => Some(tcp::link(stream, met.generation, &bell, options)?),
-            None => None,
-        });
-    }
+    let mesh = Mesh::over_wires(rank, met.generation, met.names, met.streams, options)?;
     tracing::info!("rank {rank} of {world}: all are connected");
-    Ok(Mesh::new(rank, met.generation, met.names, links, bell, options))
+    Ok(mesh)
 }
 
 impl Meeting<'_> {

@@ -1,204 +1,345 @@
-//! The `tcp` engine: two threads per connection that move frames between lanes and a socket.
+//! The `tcp` engine: frames over sockets that never block.
 //!
-//! The reader drains the socket all the time, so two ranks that send large vectors to each other never
-//! wait for each other's writes; it also is the one that notices silence. The writer sends what is
-//! queued, and a heartbeat when nothing is, so heartbeats flow while the rank computes. Who is at the
-//! other end was settled by `rendezvous/`.
+//! The rank's own thread reads and writes while it is in a collective: what has just been computed is sent while it is
+//! in the cache, and nobody has to be woken. A [`Wire`] is one connection with what is on its way through it;
+//! [`await_traffic`] is the only place where the rank sleeps. Between collectives the `heart.rs` thread keeps the
+//! connections alive. Who is at the other end was settled by `rendezvous/`.
 
-use std::io::Write;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::buffers::{Payload, Pool};
 use crate::error::{CommError, shown};
-use crate::frame::{Accept, FRAME_LIMIT_BYTES, Frame, FrameError, Kind, ReadError, read_frame_into};
-use crate::lane::{Bell, End, Lane, Next};
-use crate::link::Link;
+use crate::frame::{Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, Kind, Partial, ReadError};
+use crate::link::{End, Next, locked};
 use crate::options::Options;
 
 /// A reason longer than this says no more.
 pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
-
 /// Up to here copying a payload behind its header is cheaper than a second packet.
 const SMALL_BYTES: usize = 16 << 10;
+/// Frames from a peer that nobody asks for yet are read ahead up to this much, so that an abort behind them is seen.
+const AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
 
-/// The socket and the two threads of a link.
+/// One connection whose handshake is done.
 pub(crate) struct Wire {
-    stream: TcpStream,
-    threads: Vec<JoinHandle<()>>,
+    /// Shared, so that the lock is not held while sleeping on it.
+    stream: Arc<TcpStream>,
+    accept: Accept,
+    pool: Arc<Pool>,
+    silence: Duration,
+    partial: Partial,
+    /// Read and not taken yet.
+    ahead: VecDeque<Frame>,
+    ahead_bytes: usize,
+    heard: Instant,
+    end: Option<End>,
+    /// Queued and not written yet.
+    queue: VecDeque<Parcel>,
+    queued_bytes: usize,
+    spoke: Instant,
+    /// The last words are said or cannot be: nothing more is queued.
+    mute: bool,
+    /// The rank's own thread looks after it now.
+    attended: bool,
+}
+
+/// A frame on its way out.
+struct Parcel {
+    head: Vec<u8>,
+    body: Option<Arc<Payload>>,
+    /// How much of both is written.
+    written: usize,
+}
+
+impl Parcel {
+    fn rest(&self) -> &[u8] {
+        match (&self.body, self.written.checked_sub(self.head.len())) {
+            (_, None) => &self.head[self.written..],
+            (Some(body), Some(at)) => &body[at..],
+            (None, Some(_)) => &[],
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.head.len() + self.body.as_ref().map_or(0, |body| body.len())
+    }
 }
 
 impl Wire {
-    /// Breaks the connection; a thread that is inside a read or a write returns at once.
-    fn cut(&self) {
-        // Fails only when the connection is gone already.
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.cut();
-        for thread in self.threads.drain(..) {
-            // A panic there was seen as an ended lane already.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Starts the threads of a connection whose handshake is done; `bell` is the rank's own.
-pub(crate) fn link(stream: TcpStream, generation: u64, bell: &Arc<Bell>, options: &Options) -> Result<Link, CommError> {
-    let (reader_bell, writer_bell) = (Arc::<Bell>::default(), Arc::<Bell>::default());
-    let incoming = Lane::new(reader_bell, bell.clone());
-    let outgoing = Lane::new(bell.clone(), writer_bell.clone());
-    let silence = options.silence;
-    let prepare = || {
-        stream.set_nonblocking(false)?;
-        stream.set_nodelay(true)?;
-        // The time limit of a read is the silence deadline. Measured in the kernel, it cannot be fooled by
-        // a process that was stopped: bytes that came meanwhile are found first.
-        stream.set_read_timeout(Some(silence))?;
-        // A write may take long when the peer is behind; if the peer is dead, the reader notices and the
-        // connection is cut, which ends the write.
-        stream.set_write_timeout(None)?;
-        Ok((stream.try_clone()?, stream.try_clone()?))
-    };
-    let (read_end, write_end) =
-        prepare().map_err(|source| CommError::System { what: "prepare a connection", reason: source })?;
-    let mut wire = Wire { stream, threads: Vec::new() };
-    let reader = Reader { stream: read_end, lane: incoming.clone(), generation, silence };
-    wire.threads.push(spawn("hetseq-read", move || reader.run())?);
-    let beat = options.beat();
-    let writer = Writer { stream: write_end, lane: outgoing.clone(), bell: writer_bell, generation, beat };
-    wire.threads.push(spawn("hetseq-write", move || writer.run())?);
-    Ok(Link { outgoing, incoming, wire: Some(wire) })
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CommError> {
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-    thread.map_err(|source| CommError::System { what: "start a thread", reason: source })
-}
-
-/// Ends the lane even if the thread panics, so that nobody waits for it.
-struct EndOnDrop<'a>(&'a Lane);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.end(End::Closed("the connection was given up".to_owned()));
-    }
-}
-
-struct Reader {
-    stream: TcpStream,
-    lane: Arc<Lane>,
-    generation: u64,
-    silence: Duration,
-}
-
-impl Reader {
-    fn run(mut self) {
-        let _guard = EndOnDrop(&self.lane);
-        let accept = Accept { generation: self.generation, limit_bytes: FRAME_LIMIT_BYTES };
-        let end = loop {
-            // Not reading is not silence: the clock runs only inside a read.
-            self.lane.wait_for_room();
-            match read_frame_into(&mut self.stream, accept, |bytes| self.lane.buffers.take(bytes)) {
-                Ok(frame) => match frame.kind {
-                    Kind::Heartbeat => {}
-                    Kind::Goodbye => break End::Goodbye,
-                    Kind::Abort => {
-                        let reason = String::from_utf8_lossy(&frame.payload);
-                        break End::Aborted(shown(&reason, REASON_LIMIT_BYTES));
-                    }
-                    Kind::Handshake => {
-                        let kind = frame.kind.name();
-                        break End::Garbled(FrameError::OutOfPlace { kind });
-                    }
-                    _ => self.lane.push(frame),
-                },
-                Err(ReadError::TimedOut) => break End::Silent(self.silence),
-                Err(ReadError::Frame(fault)) => break End::Garbled(fault),
-                Err(ReadError::Closed) => {
-                    break End::Closed("its connection closed without a goodbye".to_owned());
-                }
-                Err(ReadError::Cut) => {
-                    break End::Closed("its connection closed in the middle of a frame".to_owned());
-                }
-                Err(ReadError::Io(error)) => break End::Closed(format!("connection lost: {error}")),
-            }
+    pub(crate) fn new(
+        stream: TcpStream,
+        generation: u64,
+        pool: &Arc<Pool>,
+        options: &Options,
+    ) -> Result<Arc<Mutex<Wire>>, CommError> {
+        let prepare = || {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)
         };
-        self.lane.end(end);
-        // Nothing will be read any more. The peer, if it is saying goodbye, sees this as the answer.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        prepare().map_err(|reason| CommError::System { what: "prepare a connection", reason })?;
+        let now = Instant::now();
+        Ok(Arc::new(Mutex::new(Wire {
+            stream: Arc::new(stream),
+            accept: Accept { generation, limit_bytes: FRAME_LIMIT_BYTES },
+            pool: pool.clone(),
+            silence: options.silence,
+            partial: Partial::default(),
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+            heard: now,
+            end: None,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            spoke: now,
+            mute: false,
+            attended: false,
+        })))
     }
-}
 
-struct Writer {
-    stream: TcpStream,
-    lane: Arc<Lane>,
-    bell: Arc<Bell>,
-    generation: u64,
-    beat: Duration,
-}
+    /// One frame at a time: the next is made when this one has left, from what is then in the cache.
+    pub(crate) fn has_room(&self) -> bool {
+        self.mute || self.queued_bytes < SMALL_BYTES
+    }
 
-impl Writer {
-    fn run(mut self) {
-        if self.serve().is_err() {
-            // The reader sees the same broken connection and reports it.
-            let _ = self.stream.shutdown(Shutdown::Both);
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn ended(&self) -> Option<End> {
+        self.end.clone()
+    }
+
+    /// Queues a frame and writes what the line takes.
+    pub(crate) fn push(&mut self, frame: &Frame) {
+        if self.mute {
+            return;
         }
-        self.lane.stop_listening();
+        let mut head = frame.header(self.accept.generation).to_vec();
+        // A small frame leaves as one packet. Not `write_vectored`, which, unlike `write`, would raise SIGPIPE at a closed
+        // connection in a program that has restored that signal's default.
+        let small = frame.payload.len() <= SMALL_BYTES;
+        if small {
+            head.extend_from_slice(&frame.payload);
+        }
+        let parcel = Parcel { head, body: (!small).then(|| frame.payload.clone()), written: 0 };
+        self.queued_bytes += parcel.bytes();
+        self.queue.push_back(parcel);
+        self.write();
     }
 
-    fn serve(&mut self) -> std::io::Result<()> {
-        let mut written = Instant::now();
-        loop {
-            let seen = self.bell.rings();
-            match self.lane.next() {
-                Next::Frame(frame) => {
-                    self.write(&frame)?;
-                    self.lane.buffers.give(frame.payload);
-                    written = Instant::now();
-                }
-                Next::Ended(end) => return self.part(end),
-                Next::Nothing => {
-                    let idle = written.elapsed();
-                    if idle >= self.beat {
-                        self.write(&Frame::control(Kind::Heartbeat, Vec::new()))?;
-                        written = Instant::now();
-                    } else {
-                        self.bell.wait(seen, self.beat - idle);
+    /// Writes what the line takes; tells whether it took anything.
+    pub(crate) fn write(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(parcel) = self.queue.front_mut() {
+            match (&*self.stream).write(parcel.rest()) {
+                Ok(count) => {
+                    parcel.written += count;
+                    self.queued_bytes -= count;
+                    moved = true;
+                    if parcel.rest().is_empty() {
+                        self.queue.pop_front();
                     }
                 }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.silence_queue();
+                    // The peer's last words may be there to read; if not, this is how it left.
+                    self.read(usize::MAX);
+                    self.end.get_or_insert_with(|| End::Closed(format!("connection lost: {error}")));
+                    return true;
+                }
             }
+        }
+        if moved {
+            self.spoke = Instant::now();
+        }
+        moved
+    }
+
+    fn silence_queue(&mut self) {
+        self.mute = true;
+        self.queue.clear();
+        self.queued_bytes = 0;
+    }
+
+    pub(crate) fn next(&mut self) -> Next {
+        if self.ahead.is_empty() {
+            self.read(0);
+        }
+        match (self.ahead.pop_front(), &self.end) {
+            (Some(frame), _) => {
+                self.ahead_bytes -= frame.payload.len();
+                Next::Frame(frame)
+            }
+            (None, Some(end)) => Next::Ended(end.clone()),
+            (None, None) => Next::Nothing,
         }
     }
 
-    /// The last words. Only the sending half is shut down: if data from the peer arrived at a fully
-    /// closed socket, the answering reset could destroy these words on their way.
-    fn part(&mut self, end: End) -> std::io::Result<()> {
-        match end {
-            End::Goodbye => self.write(&Frame::control(Kind::Goodbye, Vec::new()))?,
+    /// Reads frames until there are none or more than `room` bytes of them wait to be taken; tells whether a frame or
+    /// the end came.
+    fn read(&mut self, room: usize) -> bool {
+        let mut moved = false;
+        while self.end.is_none() && (self.ahead.is_empty() || self.ahead_bytes < room) {
+            let had = self.partial.bytes();
+            let read = self.partial.read(&mut &*self.stream, self.accept, &self.pool);
+            if !matches!(read, Err(ReadError::NotYet)) || self.partial.bytes() > had {
+                self.heard = Instant::now();
+            }
+            match read {
+                Ok(frame) if frame.kind == Kind::Heartbeat => {}
+                Ok(frame) => {
+                    moved = true;
+                    match end_in(&frame) {
+                        Some(end) => self.end = Some(end),
+                        None => {
+                            self.ahead_bytes += frame.payload.len();
+                            self.ahead.push_back(frame);
+                        }
+                    }
+                }
+                Err(ReadError::NotYet) => break,
+                Err(error) => {
+                    moved = true;
+                    self.end = Some(broken(error));
+                }
+            }
+        }
+        moved
+    }
+
+    /// Ends the wire if the peer has been silent for too long while this rank listened, which it does since `since`.
+    fn judge_silence(&mut self, since: Instant) {
+        if self.ahead_bytes >= AHEAD_BYTES {
+            // Not reading is not silence.
+            self.heard = Instant::now();
+        } else if self.end.is_none() && self.heard.max(since).elapsed() >= self.silence {
+            self.end = Some(End::Silent(self.silence));
+        }
+    }
+
+    /// The beat of the heart: says that this rank lives, and while it computes listens whether the peer has left.
+    pub(crate) fn beat(&mut self, every: Duration) {
+        if self.queue.is_empty() && self.spoke.elapsed() >= every {
+            self.push(&Frame::control(Kind::Heartbeat, Vec::new()));
+        } else {
+            self.write();
+        }
+        if !self.attended {
+            self.read(0);
+            self.answer_goodbye();
+        }
+    }
+
+    /// A peer that said goodbye takes nothing more; closing this half tells it that it was heard.
+    fn answer_goodbye(&mut self) {
+        if self.end == Some(End::Goodbye) && self.queue.is_empty() && !self.mute {
+            self.mute = true;
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Queues the last words. Frames that nobody needs any more are dropped before an abort.
+    pub(crate) fn farewell(&mut self, end: &End) {
+        let words = match end {
             End::Aborted(reason) => {
-                let reason = shown(&reason, REASON_LIMIT_BYTES).into_bytes();
-                self.write(&Frame::control(Kind::Abort, reason))?;
+                self.queue.retain(|parcel| parcel.written > 0);
+                Frame::control(Kind::Abort, shown(reason, REASON_LIMIT_BYTES).into_bytes())
             }
-            End::Closed(_) | End::Silent(_) | End::Garbled(_) => {}
-        }
-        self.stream.shutdown(Shutdown::Write)
+            _ => Frame::control(Kind::Goodbye, Vec::new()),
+        };
+        self.attended = true;
+        self.push(&words);
     }
 
-    fn write(&mut self, frame: &Frame) -> std::io::Result<()> {
-        let header = frame.header(self.generation);
-        // A small frame leaves as one packet. Not `write_vectored`, which, unlike `write`, would raise
-        // SIGPIPE at a closed connection in a program that has restored that signal's default.
-        if frame.payload.len() <= SMALL_BYTES {
-            return self.stream.write_all(&[&header, &frame.payload[..]].concat());
+    /// Whether the last words have arrived: they are written, this half is closed, and so is the other. Only the sending
+    /// half is shut down: if data from the peer arrived at a fully closed socket, the answering reset could destroy the
+    /// words on their way.
+    pub(crate) fn is_parted(&mut self) -> bool {
+        self.write();
+        if self.queue.is_empty() && !self.mute {
+            self.mute = true;
+            let _ = self.stream.shutdown(Shutdown::Write);
         }
-        self.stream.write_all(&header)?;
-        self.stream.write_all(&frame.payload)
+        self.read(usize::MAX);
+        self.ahead.clear();
+        self.ahead_bytes = 0;
+        self.end.is_some()
     }
+
+    fn interest(&self) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        if self.end.is_none() && self.ahead_bytes < AHEAD_BYTES {
+            flags |= PollFlags::IN;
+        }
+        if !self.queue.is_empty() {
+            flags |= PollFlags::OUT;
+        }
+        flags
+    }
+}
+
+/// What a frame that ends the traffic says.
+fn end_in(frame: &Frame) -> Option<End> {
+    match frame.kind {
+        Kind::Goodbye => Some(End::Goodbye),
+        Kind::Abort => Some(End::Aborted(shown(&String::from_utf8_lossy(&frame.payload), REASON_LIMIT_BYTES))),
+        Kind::Handshake => Some(End::Garbled(FrameError::OutOfPlace { kind: frame.kind.name() })),
+        _ => None,
+    }
+}
+
+fn broken(error: ReadError) -> End {
+    match error {
+        ReadError::Closed => End::Closed("its connection closed without a goodbye".to_owned()),
+        ReadError::Cut => End::Closed("its connection closed in the middle of a frame".to_owned()),
+        ReadError::Io(error) => End::Closed(format!("connection lost: {error}")),
+        ReadError::Frame(fault) => End::Garbled(fault),
+        ReadError::NotYet => End::Closed("it sent nothing".to_owned()),
+    }
+}
+
+/// Takes the wires into the care of the rank's own thread, or gives them back to the heart.
+pub(crate) fn attend(wires: &[Arc<Mutex<Wire>>], attended: bool) {
+    wires.iter().for_each(|wire| locked(wire).attended = attended);
+}
+
+/// Writes what can be written; tells whether anything could.
+pub(crate) fn write_all(wires: &[Arc<Mutex<Wire>>]) -> bool {
+    wires.iter().fold(false, |moved, wire| locked(wire).write() || moved)
+}
+
+/// Sleeps until a socket can be read or written, a peer has been silent for too long since `since`, or `limit` has
+/// passed. Reads ahead what is there already.
+pub(crate) fn await_traffic(wires: &[Arc<Mutex<Wire>>], since: Instant, limit: Duration) {
+    let mut come = false;
+    let mut limit = limit.min(Duration::from_secs(1));
+    let mut sockets = Vec::with_capacity(wires.len());
+    for wire in wires {
+        let mut wire = locked(wire);
+        come |= wire.read(AHEAD_BYTES);
+        wire.judge_silence(since);
+        come |= wire.end == Some(End::Silent(wire.silence));
+        limit = limit.min(wire.silence.saturating_sub(wire.heard.max(since).elapsed()).max(Duration::from_millis(1)));
+        let interest = wire.interest();
+        if !interest.is_empty() {
+            sockets.push((wire.stream.clone(), interest));
+        }
+    }
+    if come {
+        return;
+    }
+    let mut watched: Vec<PollFd<'_>> = sockets.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    // A signal may end it early, which does no harm.
+    let _ = poll(&mut watched, Some(&limit));
 }
 
 #[cfg(test)]

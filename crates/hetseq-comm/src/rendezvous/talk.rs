@@ -172,7 +172,7 @@ impl Talk {
         let accept = Accept { generation: 0, limit_bytes: MESSAGE_LIMIT_BYTES };
         let frame = read_frame(&mut UntilDeadline(self), accept).map_err(|error| match error {
             ReadError::Closed | ReadError::Cut => TalkError::Closed,
-            ReadError::TimedOut => TalkError::TimedOut,
+            ReadError::NotYet => TalkError::TimedOut,
             ReadError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionReset => TalkError::Closed,
             ReadError::Io(error) => TalkError::Io(error),
             ReadError::Frame(fault) => TalkError::Frame(fault),

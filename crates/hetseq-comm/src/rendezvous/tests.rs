@@ -7,6 +7,7 @@ use std::thread::{JoinHandle, sleep, spawn};
 use super::greeting::Party;
 use super::talk::{Hello, Message, Roster, Talk, TalkError};
 use super::*;
+use crate::frame::{Frame, Kind};
 use crate::{Group, Place, Rendezvous};
 
 fn place(rank: usize, world: usize, port: u16) -> Place {
@@ -160,7 +161,11 @@ fn a_slow_talker_does_not_win_time() {
     let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
     let dripping = spawn(move || {
-        while slow.write_all(b"H").is_ok() {
+        let frame = Frame::control(Kind::Handshake, Vec::new()).header(0);
+        for byte in frame {
+            if slow.write_all(&[byte]).is_err() {
+                return;
+            }
             sleep(Duration::from_millis(20));
         }
     });

@@ -4,7 +4,8 @@ use std::io::Read;
 use std::net::TcpListener;
 
 use super::*;
-use crate::frame::read_frame;
+use crate::buffers::Payload;
+use crate::frame::{HEADER_BYTES, read_frame};
 use crate::mesh::Mesh;
 use crate::reduce;
 
@@ -15,16 +16,18 @@ fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
-    let bell = Arc::<Bell>::default();
-    let link = link(stream, GENERATION, &bell, options).unwrap();
     let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
-    let mut mesh = Mesh::new(0, GENERATION, hosts, vec![None, Some(link)], bell, options);
+    let mut mesh = Mesh::over_wires(0, GENERATION, hosts, vec![None, Some(stream)], options).unwrap();
     mesh.context = "update 7".to_owned();
     (mesh, socket)
 }
 
 fn short(silence: u64, progress: u64) -> Options {
     Options { silence: Duration::from_millis(silence), progress: Duration::from_millis(progress), ..Options::default() }
+}
+
+fn frame(kind: Kind, last: bool, payload: Vec<u8>) -> Frame {
+    Frame { kind, last, sequence: 1, payload: Payload::new(payload) }
 }
 
 fn bytes_of(frame: &Frame, generation: u64) -> Vec<u8> {
@@ -76,11 +79,13 @@ fn an_idle_link_beats() {
 
 #[test]
 fn what_is_not_a_frame_for_this_group_is_named() {
-    let frame = Frame { kind: Kind::Barrier, last: true, sequence: 1, payload: Vec::new() };
+    let frame = frame(Kind::Barrier, true, Vec::new());
     assert!(barrier_after(&bytes_of(&frame, 76)).contains("another or earlier run"));
     assert!(barrier_after(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").contains("not the hetseq protocol"));
     let mut bytes = bytes_of(&frame, GENERATION);
     bytes[24..28].copy_from_slice(&(FRAME_LIMIT_BYTES as u32 + 1).to_le_bytes());
+    let whole = crc32c::crc32c(&bytes[..32]);
+    bytes[32..36].copy_from_slice(&whole.to_le_bytes());
     assert!(barrier_after(&bytes).contains("the limit is 67108864"));
     let mut bytes = bytes_of(&frame, GENERATION);
     bytes[4] = 9;
@@ -88,15 +93,15 @@ fn what_is_not_a_frame_for_this_group_is_named() {
     let handshake = Frame::control(Kind::Handshake, Vec::new());
     assert!(barrier_after(&bytes_of(&handshake, GENERATION)).contains("handshake frame"));
     // A barrier carries nothing; a peer that fills it cannot make us collect it.
-    let stuffed = Frame { payload: vec![1; 100], ..frame };
+    let stuffed = Frame { payload: Payload::new(vec![1; 100]), ..frame };
     assert!(barrier_after(&bytes_of(&stuffed, GENERATION)).contains("the limit is 0"));
 }
 
 #[test]
 fn a_closed_or_cut_connection_is_a_peer_that_left() {
-    let frame = Frame { kind: Kind::Agree, last: true, sequence: 1, payload: vec![1; 10] };
+    let frame = frame(Kind::Agree, true, vec![1; 10]);
     let bytes = bytes_of(&frame, GENERATION);
-    for (sent, expected) in [(0, "without a goodbye"), (40, "in the middle of a frame")] {
+    for (sent, expected) in [(0, "without a goodbye"), (HEADER_BYTES + 4, "in the middle of a frame")] {
         let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
         socket.write_all(&bytes[..sent]).unwrap();
         socket.shutdown(Shutdown::Write).unwrap();
@@ -109,7 +114,7 @@ fn a_closed_or_cut_connection_is_a_peer_that_left() {
 #[test]
 fn a_failed_rank_tells_why_it_leaves() {
     let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
-    let wrong = Frame { kind: Kind::Agree, last: true, sequence: 1, payload: Vec::new() };
+    let wrong = frame(Kind::Agree, true, Vec::new());
     socket.write_all(&bytes_of(&wrong, GENERATION)).unwrap();
     reduce::barrier(&mut mesh).unwrap_err();
     let leaving = std::thread::spawn(move || drop(mesh));
@@ -117,7 +122,7 @@ fn a_failed_rank_tells_why_it_leaves() {
     let last = loop {
         let frame = read_frame(&mut socket, accept).unwrap();
         if frame.kind == Kind::Abort {
-            break String::from_utf8(frame.payload).unwrap();
+            break String::from_utf8(frame.payload.to_vec()).unwrap();
         }
     };
     assert!(last.contains("is in agree (operation 1) while this rank is in barrier"), "{last}");
@@ -129,11 +134,11 @@ fn a_failed_rank_tells_why_it_leaves() {
 fn a_fast_sender_is_held_back_not_buffered() {
     let (mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
     let payload = vec![0; crate::frame::CHUNK_BYTES];
-    let bytes = bytes_of(&Frame { kind: Kind::Agree, last: false, sequence: 1, payload }, GENERATION);
+    let bytes = bytes_of(&frame(Kind::Agree, false, payload), GENERATION);
     socket.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
-    let sent = (0..200).take_while(|_| socket.write_all(&bytes).is_ok()).count();
+    let sent = (0..800).take_while(|_| socket.write_all(&bytes).is_ok()).count();
     // The lane holds 4, the rest sits in the system's socket buffers.
-    assert!(sent < 100, "took {sent} MiB from a rank that nobody reads");
+    assert!(sent < 400, "took {sent} chunks from a rank that nobody reads");
     drop(socket);
     drop(mesh);
 }

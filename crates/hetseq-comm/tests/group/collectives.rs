@@ -1,6 +1,6 @@
 //! Sums and copies are exact and equal on all ranks, whatever the engine, world and length.
 
-use hetseq_comm::{CommError, Group, Shards};
+use hetseq_comm::{CommError, Group, Route, Shards, Wire};
 
 use crate::ranks::{ENGINES, Engine, groups, on_each, options};
 
@@ -52,6 +52,86 @@ fn reduced_sums_are_exact_and_equal_on_all_ranks() {
                     assert!(bits(&data) == expected, "{engine:?}, world {world}, length {len}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn one_call_gives_the_same_sum_as_two() {
+    for engine in ENGINES {
+        for world in 1..=5 {
+            for len in [0, 1, 3, 1_001, 800_003] {
+                let expected = bits(&sum_in_rank_order(world, len));
+                let shards = Shards::even(len, world);
+                for data in on_each(groups(engine, world, options), |mut group| {
+                    let mut data = values(group.rank(), len);
+                    group.all_reduce(&mut data, &shards, Wire::F32, Route::Direct).unwrap();
+                    group.close();
+                    data
+                }) {
+                    assert!(bits(&data) == expected, "{engine:?}, world {world}, length {len}");
+                }
+            }
+        }
+    }
+}
+
+/// The sum of shard s begins at rank s and goes round from there.
+#[test]
+fn the_ring_adds_in_its_own_order_and_all_ranks_agree() {
+    for engine in ENGINES {
+        for world in 1..=5 {
+            for len in [0, 1, 3, 1_001, 800_003] {
+                let shards = Shards::even(len, world);
+                let mut expected = vec![0.0; len];
+                for owner in 0..world {
+                    for at in shards.of(owner) {
+                        let value = |step: usize| values((owner + step) % world, len)[at];
+                        if len < 2_000 || at % 40_009 == 0 {
+                            expected[at] = (1..world).fold(value(0), |sum, step| value(step) + sum);
+                        }
+                    }
+                }
+                let got = on_each(groups(engine, world, options), |mut group| {
+                    let mut data = values(group.rank(), len);
+                    group.all_reduce(&mut data, &shards, Wire::F32, Route::Ring).unwrap();
+                    group.close();
+                    data
+                });
+                for data in &got {
+                    assert!(bits(data) == bits(&got[0]), "{engine:?}, world {world}, length {len}");
+                    for (at, value) in data.iter().enumerate() {
+                        if len < 2_000 || at % 40_009 == 0 {
+                            assert_eq!(value.to_bits(), expected[at].to_bits(), "{engine:?}, world {world}, at {at}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rounding_wire_gives_all_ranks_the_same_bits_and_spares_the_tail() {
+    let (len, tail) = (700_001, 3);
+    for engine in ENGINES {
+        let shards = Shards::weighted(len, &[1.0, 2.0, 0.0]);
+        let exact = sum_in_rank_order(3, len);
+        let got = on_each(groups(engine, 3, options), |mut group| {
+            let mut data = values(group.rank(), len);
+            group.all_reduce(&mut data, &shards, Wire::Bf16 { exact_tail: tail }, Route::Auto).unwrap();
+            group.close();
+            data
+        });
+        let largest = |at: usize| (0..3).map(|rank| values(rank, len)[at].abs()).fold(0.0, f32::max);
+        for data in &got {
+            assert!(bits(data) == bits(&got[0]), "{engine:?}");
+            assert!(bits(&data[len - tail..]) == bits(&exact[len - tail..]), "{engine:?}");
+            assert!(data[..len - tail].iter().all(|value| value.to_bits() & 0xffff == 0), "{engine:?}");
+        }
+        // Three roundings of half a bit in 8, of at most three such values.
+        for at in (0..len).step_by(70_003) {
+            assert!((got[0][at] - exact[at]).abs() <= largest(at) * 6.0 / 256.0, "{engine:?} at {at}");
         }
     }
 }
@@ -122,9 +202,9 @@ fn large_vectors_in_both_directions_do_not_lock_up() {
         on_each(groups(engine, 2, options), |mut group| {
             let mut data = vec![1.0; len];
             let shards = Shards::even(len, 2);
-            group.reduce_scatter(&mut data, &shards).unwrap();
-            group.all_gather(&mut data, &shards).unwrap();
-            assert!(data.iter().all(|value| *value == 2.0));
+            group.all_reduce(&mut data, &shards, Wire::F32, Route::Direct).unwrap();
+            group.all_reduce(&mut data, &shards, Wire::F32, Route::Ring).unwrap();
+            assert!(data.iter().all(|value| *value == 4.0));
             group.close();
         });
     }
