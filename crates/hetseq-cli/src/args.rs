@@ -99,6 +99,68 @@ pub(crate) struct DevicesArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchArgs {
     Step(BenchStepArgs),
+    Comm(BenchCommArgs),
+}
+
+/// Time the sum of a vector over ranks, and verify it: processes on this machine, or, with a place among the ranks, the
+/// machines that this command was started on.
+#[derive(Debug, Args)]
+pub(crate) struct BenchCommArgs {
+    /// How many ranks to start on this machine; several are timed in turn
+    #[arg(long, value_delimiter = ',', default_value = "2")]
+    pub(crate) world: Vec<usize>,
+    /// Sizes of the vector in megabytes of f32
+    #[arg(long, value_delimiter = ',', default_value = "1,25,440")]
+    pub(crate) mb: Vec<f64>,
+    /// How values travel
+    #[arg(long, value_delimiter = ',', default_value = "f32")]
+    pub(crate) wire: Vec<WireArg>,
+    /// Which way they travel
+    #[arg(long, value_delimiter = ',', default_value = "auto")]
+    pub(crate) route: Vec<RouteArg>,
+    /// How much of the sum each rank adds up, one weight per rank: 1,1,1,0 spares the last
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) own: Vec<f64>,
+    /// Timed rounds; the median is reported
+    #[arg(long, default_value_t = 9, value_parser = at_least_one())]
+    pub(crate) rounds: u32,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WireArg {
+    F32,
+    Bf16,
+}
+
+impl WireArg {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            WireArg::F32 => "f32",
+            WireArg::Bf16 => "bf16",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RouteArg {
+    Auto,
+    Direct,
+    Ring,
+}
+
+impl RouteArg {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            RouteArg::Auto => "auto",
+            RouteArg::Direct => "direct",
+            RouteArg::Ring => "ring",
+        }
+    }
 }
 
 /// Time training steps (forward, backward, optimizer), without network or checkpoints.

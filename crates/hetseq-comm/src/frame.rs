@@ -25,7 +25,7 @@ pub(crate) const HEADER_BYTES: usize = 36;
 pub(crate) const FRAME_LIMIT_BYTES: usize = 64 << 20;
 /// Messages are cut into frames of this size at most: large enough that headers and wake-ups cost nothing, small enough
 /// that sending, receiving and adding overlap and that a frame stays in the cache from one to the next.
-pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+pub(crate) const CHUNK_BYTES: usize = 512 << 10;
 
 /// What a frame is for. Control frames carry sequence 0; the others the number of their collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ impl Shards {
     /// a number owns nothing; if none is positive, the split is even.
     pub fn weighted(len: usize, weights: &[f64]) -> Shards {
         let largest = weights.iter().copied().filter(|w| w.is_finite()).fold(0.0, f64::max);
-        if largest <= 0.0 {
+        if largest <= 0.0 || weights.iter().all(|weight| *weight == largest) {
             return Shards::even(len, weights.len());
         }
         // Scaled by the largest, so that the sum cannot overflow.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use hetseq_comm::{Route, Wire};
 use hetseq_data::{GlobalBatch, Split};
 use hetseq_optim::{OptimizerConfig, OptimizerName, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -152,9 +153,48 @@ pub struct Comm {
     /// First and last port that ranks may listen on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<[u16; 2]>,
+    /// How gradients travel: `f32`, or `bf16` for half the bytes on a slow network. The same on all ranks.
+    pub wire: WireType,
+    /// Which way they travel: `auto`, `direct` or `ring`. The same on all ranks.
+    pub route: RouteName,
+    /// How much of the sum this rank adds up, against the others; 0 for a host with a slow line.
+    pub own: f64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WireType {
+    #[default]
+    F32,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouteName {
+    #[default]
+    Auto,
+    Direct,
+    Ring,
 }
 
 impl Comm {
+    /// How a vector travels whose last `exact_tail` values must not be rounded.
+    pub(crate) fn wire(&self, exact_tail: usize) -> Wire {
+        match self.wire {
+            WireType::F32 => Wire::F32,
+            WireType::Bf16 => Wire::Bf16 { exact_tail },
+        }
+    }
+
+    pub(crate) fn route(&self) -> Route {
+        match self.route {
+            RouteName::Auto => Route::Auto,
+            RouteName::Direct => Route::Direct,
+            RouteName::Ring => Route::Ring,
+        }
+    }
+
     pub(crate) fn progress(&self) -> Duration {
         Duration::from_secs_f64(self.progress_s)
     }
@@ -162,7 +202,16 @@ impl Comm {
 
 impl Default for Comm {
     fn default() -> Self {
-        Comm { silence_s: 60.0, progress_s: 1800.0, join_s: 300.0, interface: None, ports: None }
+        Comm {
+            silence_s: 60.0,
+            progress_s: 1800.0,
+            join_s: 300.0,
+            interface: None,
+            ports: None,
+            wire: WireType::default(),
+            route: RouteName::default(),
+            own: 1.0,
+        }
     }
 }
 
@@ -294,6 +343,14 @@ impl<C> Config<C> {
         }
         if self.comm.ports.is_some_and(|[first, last]| first > last || first == 0) {
             return Err("comm.ports: say the first and the last port, such as [29500, 29510]".to_owned());
+        }
+        if !(self.comm.own.is_finite() && self.comm.own >= 0.0) {
+            return Err(format!("comm.own = {} must be zero or more", self.comm.own));
+        }
+        if self.comm.wire == WireType::Bf16 && self.comm.route == RouteName::Ring {
+            return Err(
+                "comm.route = \"ring\" would round at every hop; with comm.wire = \"bf16\" leave it out".to_owned()
+            );
         }
         if self.checkpoint.keep == 0 {
             return Err("checkpoint.keep must be at least 1".to_owned());

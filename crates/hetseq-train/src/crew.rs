@@ -53,7 +53,7 @@ impl<T: Task> Crew<T> {
                 max_samples: config.batch.micro,
             })
             .collect();
-        let roster = Roster::exchange(&mut group, &members)?;
+        let roster = Roster::exchange(&mut group, config.comm.own, &members)?;
         Ok(Crew { task, layout, devices, group, roster })
     }
 }

@@ -22,6 +22,9 @@ const LOCAL: [&str; 9] = [
     "debug",
 ];
 
+/// Keys of a local section that must be the same nevertheless.
+const SHARED: [&str; 2] = ["comm.wire", "comm.route"];
+
 pub(crate) fn identity<C: Serialize>(
     command: &str,
     config: &Config<C>,
@@ -45,7 +48,8 @@ fn run_keys<C: Serialize>(config: &Config<C>) -> Result<Vec<(String, String)>, T
         .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
     let mut keys = Vec::new();
     flatten("", &table, &mut keys);
-    keys.retain(|(key, _)| !LOCAL.iter().any(|local| key == local || key.starts_with(&format!("{local}."))));
+    let is_local = |key: &str| LOCAL.iter().any(|local| key == *local || key.starts_with(&format!("{local}.")));
+    keys.retain(|(key, _)| SHARED.contains(&key.as_str()) || !is_local(key));
     Ok(keys)
 }
 

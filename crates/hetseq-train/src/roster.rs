@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use hetseq_comm::Group;
+use hetseq_comm::{Group, Shards};
 use hetseq_data::{DataError, DeviceLoad, Pace, Share, Split, share};
 use serde::{Deserialize, Serialize};
 
@@ -23,22 +23,31 @@ pub(crate) struct Roster {
     pub(crate) members: Vec<(usize, Member)>,
     /// Which of them belong to this rank.
     pub(crate) mine: Range<usize>,
+    /// Per rank: how much of each sum it adds up.
+    owners: Vec<f64>,
 }
 
 impl Roster {
-    pub(crate) fn exchange(group: &mut Group, mine: &[Member]) -> Result<Self, TrainError> {
-        let bytes = postcard::to_stdvec(mine).map_err(|error| undecodable(0, &error))?;
-        let mut members = Vec::new();
+    pub(crate) fn exchange(group: &mut Group, own: f64, mine: &[Member]) -> Result<Self, TrainError> {
+        let bytes = postcard::to_stdvec(&(own, mine)).map_err(|error| undecodable(0, &error))?;
+        let (mut members, mut owners) = (Vec::new(), Vec::new());
         let mut range = 0..0;
         for (rank, bytes) in group.agree(&bytes)?.iter().enumerate() {
-            let theirs: Vec<Member> = postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+            let (own, theirs): (f64, Vec<Member>) =
+                postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+            owners.push(own);
             let first = members.len();
             members.extend(theirs.into_iter().map(|member| (rank, member)));
             if rank == group.rank() {
                 range = first..members.len();
             }
         }
-        Ok(Roster { members, mine: range })
+        Ok(Roster { members, mine: range, owners })
+    }
+
+    /// Which rank adds up which part of a vector of `len` values.
+    pub(crate) fn shards(&self, len: usize) -> Shards {
+        Shards::weighted(len, &self.owners)
     }
 
     /// Who computes which part of an update whose samples cost `tokens`.

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use hetseq_comm::Shards;
 use hetseq_data::{Pace, Share, Split};
 use hetseq_metrics::{Event, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm, lr};
@@ -214,9 +213,8 @@ impl<T: Task> Trainer<T> {
     /// The sum over all ranks; the losses ride behind the gradients.
     fn reduce(&mut self, local: LocalSum) -> Result<Global, TrainError> {
         let mut flat = local.flat;
-        let shards = Shards::even(flat.len(), self.crew.group.world());
-        self.crew.group.reduce_scatter(&mut flat, &shards)?;
-        self.crew.group.all_gather(&mut flat, &shards)?;
+        let (shards, comm) = (self.crew.roster.shards(flat.len()), &self.config.comm);
+        self.crew.group.all_reduce(&mut flat, &shards, comm.wire(self.terms.len()), comm.route())?;
         let losses = flat.split_off(self.crew.layout.len()).into_iter().map(f64::from).collect();
         let norm = global_norm(&flat);
         Ok(Global { flat, losses, norm })
