@@ -9,6 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::frame::FrameError;
+use crate::secret::ADVICE;
 
 /// What this rank was doing when something failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +111,19 @@ pub enum CommError {
         seconds(.waited)
     )]
     Unreachable { what: String, address: String, waited: Duration, detail: String },
+
+    #[error(
+        "cannot leave this run's secret in {path}: {reason}. Make that directory one that can be written (run.dir), or \
+         {ADVICE}"
+    )]
+    SecretFile { path: String, reason: String },
+
+    #[error(
+        "this rank has not got the run's secret within {}: rank 0 leaves it in its run directory, and here {path} is no \
+         use: {reason}. If this machine does not see rank 0's run directory, {ADVICE}",
+        seconds(.waited)
+    )]
+    NoSecret { path: String, reason: String, waited: Duration },
 
     #[error("meeting the other ranks failed at {with}: {detail}")]
     Rendezvous { with: String, detail: String },

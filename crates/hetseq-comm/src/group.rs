@@ -12,6 +12,7 @@ use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::place::{Place, Rendezvous};
 use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES};
+use crate::rendezvous::Doorkeeper;
 use crate::shards::Shards;
 use crate::{local, rendezvous};
 
@@ -21,6 +22,8 @@ use crate::{local, rendezvous};
 /// unusable. Dropping it without [`Group::close`] tells the others that this rank failed.
 pub struct Group {
     mesh: Mesh,
+    /// On rank 0 of a network, for as long as the group lives.
+    _keeper: Option<Doorkeeper>,
 }
 
 impl std::fmt::Debug for Group {
@@ -34,12 +37,12 @@ impl Group {
     pub fn alone() -> Group {
         let options = Options::default();
         let hosts = vec![options.shown_name()];
-        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options) }
+        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options), _keeper: None }
     }
 
     /// The `local` engine: one group per thread of this process, in rank order.
     pub fn local(world: usize, options: &Options) -> Vec<Group> {
-        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh }).collect()
+        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh, _keeper: None }).collect()
     }
 
     /// The `tcp` engine: meets the other ranks and returns when all are connected to all.
@@ -59,8 +62,8 @@ impl Group {
             }
             Rendezvous::Tcp { host, port } => {
                 tracing::debug!(rank, world, host, port, source, "joining the other ranks");
-                let mesh = rendezvous::meet(*rank, *world, host, *port, identity, &options.bounded())?;
-                Ok(Group { mesh })
+                let (mesh, keeper) = rendezvous::meet(*rank, *world, host, *port, identity, &options.bounded())?;
+                Ok(Group { mesh, _keeper: keeper })
             }
         }
     }

@@ -6,18 +6,25 @@
 //!    pairwise, the higher rank dialling the lower (`pairing.rs`). Connections to rank 0 are kept.
 //! 3. Everybody reports, rank 0 says start: from then on the connections carry frames of the group.
 //!
-//! It is over once the group exists: the listeners are closed and a newcomer needs a new group. Called
-//! by `Group::join`.
+//! Once the group exists nobody else can join it: the listeners between ranks are closed, and rank 0's stays open only
+//! to say so (`doorkeeper.rs`). What strangers may do meanwhile is bounded (`reception.rs`, `admission.rs`) and logged
+//! (`strangers.rs`). Called by `Group::join`.
 
+mod admission;
+mod doorkeeper;
 mod greeting;
 mod guest;
 mod host;
 mod pairing;
 mod reception;
 mod refusal;
+mod strangers;
 mod talk;
 
+pub(crate) use doorkeeper::Doorkeeper;
+
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +33,8 @@ use crate::identity::Identity;
 use crate::lane::Bell;
 use crate::mesh::Mesh;
 use crate::options::Options;
-use crate::secret::Key;
+use crate::secret::{Credentials, Key, Secret};
+use crate::secret_file::{self, SecretFile};
 use crate::tcp;
 
 /// How long a connection may take to greet, prove and say hello; a silent stranger is dropped then.
@@ -47,7 +55,6 @@ struct Meeting<'a> {
     port: u16,
     /// What this rank is called.
     name: String,
-    key: Option<Key>,
     identity: &'a Identity,
     options: &'a Options,
 }
@@ -57,6 +64,8 @@ struct Met {
     generation: u64,
     names: Vec<String>,
     streams: Vec<Option<TcpStream>>,
+    /// On rank 0.
+    keeper: Option<Doorkeeper>,
 }
 
 /// Meets the other ranks.
@@ -67,10 +76,9 @@ pub(crate) fn meet(
     port: u16,
     identity: &Identity,
     options: &Options,
-) -> Result<Mesh, CommError> {
-    let key = Key::from_secret(options.secret.as_deref())?;
+) -> Result<(Mesh, Option<Doorkeeper>), CommError> {
     let name = crate::error::shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
-    let meeting = Meeting { rank, world, host, port, name, key, identity, options };
+    let meeting = Meeting { rank, world, host, port, name, identity, options };
     let met = if rank == 0 { host::host(&meeting)? } else { guest::visit(&meeting)? };
     let bell = Arc::<Bell>::default();
     let mut links = Vec::with_capacity(world);
@@ -81,7 +89,7 @@ pub(crate) fn meet(
         });
     }
     tracing::info!("rank {rank} of {world}: all are connected");
-    Ok(Mesh::new(rank, met.generation, met.names, links, bell, options))
+    Ok((Mesh::new(rank, met.generation, met.names, links, bell, options), met.keeper))
 }
 
 impl Meeting<'_> {
@@ -89,6 +97,34 @@ impl Meeting<'_> {
     fn address(&self) -> String {
         let host = self.host;
         if host.contains(':') { format!("tcp://[{host}]:{}", self.port) } else { format!("tcp://{host}:{}", self.port) }
+    }
+
+    /// Rank 0's: with a file for the others, if that is where they look for it. Called when the port is ours, so that
+    /// a second rank 0 does not replace the secret of the first.
+    fn issue_secret(&self) -> Result<(Credentials, Option<SecretFile>), CommError> {
+        let Some(path) = self.secret_file() else { return Ok((self.find_secret()?, None)) };
+        let cannot = |reason| CommError::SecretFile { path: path.display().to_string(), reason };
+        let file = SecretFile::make(&path).map_err(cannot)?;
+        Ok((Credentials::File(Ok(Key::new(file.secret()))), Some(file)))
+    }
+
+    /// The others', as it is now: rank 0 may replace its file at any time.
+    fn find_secret(&self) -> Result<Credentials, CommError> {
+        if let Some(path) = self.secret_file() {
+            return Ok(Credentials::File(secret_file::read(&path).map(|secret| Key::new(&secret))));
+        }
+        match &self.options.secret {
+            Secret::Given(secret) => Credentials::given(secret),
+            Secret::None | Secret::InDirectory(_) => Ok(Credentials::None),
+        }
+    }
+
+    /// By the port, so that an evaluation beside a training in the same directory has a secret of its own.
+    fn secret_file(&self) -> Option<PathBuf> {
+        match &self.options.secret {
+            Secret::InDirectory(dir) => Some(dir.join(format!(".secret-{}", self.port))),
+            Secret::None | Secret::Given(_) => None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::error::CommError;
 use crate::options::Options;
@@ -89,6 +89,23 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// Ends the `accept` that another thread waits in.
+pub(crate) fn wake(listener: &TcpListener) {
+    // Linux lets go of a listener that is shut down; other systems refuse that, and a connection does it.
+    if SockRef::from(listener).shutdown(std::net::Shutdown::Both).is_ok() {
+        return;
+    }
+    if let Ok(mut address) = listener.local_addr() {
+        match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        // If nobody can connect, nobody else will either, and the thread stays until the process ends.
+        _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
+    }
+}
+
 /// Connects from the chosen interface, if any, within `limit`.
 pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std::io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
@@ -126,6 +143,18 @@ mod tests {
         }
         let error = chosen_ip(&with_interface("ib77")).unwrap_err().to_string();
         assert!(error.contains("ib77") && error.contains("127.0.0.1"), "{error}");
+    }
+
+    #[test]
+    fn a_thread_that_accepts_is_woken() {
+        let listener = listen_at(None, 0).unwrap();
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept().is_err());
+            std::thread::sleep(Duration::from_millis(50));
+            wake(&listener);
+            // Whether with an error or with a connection depends on the system.
+            let _ = accepting.join().unwrap();
+        });
     }
 
     #[test]

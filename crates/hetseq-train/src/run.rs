@@ -20,15 +20,24 @@ use crate::task::{Metric, Task, TaskError};
 use crate::trainer::End;
 
 /// What the command line adds to the config.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RunOptions {
     pub place: Place,
     /// This rank's weight when the split is by weights; 1 if not given.
     pub weight: Option<f64>,
     pub resume: Resume,
     pub reset: Reset,
-    /// Shared by the ranks of a run; never logged.
+    /// Shared by the ranks of a run; never logged. If none is given, rank 0 leaves one in the run directory.
     pub secret: Option<String>,
+}
+
+/// Written by hand so that the secret never reaches a log.
+impl std::fmt::Debug for RunOptions {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RunOptions { place, weight, resume, reset, secret } = self;
+        let secret = secret.as_ref().map(|_| "(set)");
+        write!(out, "RunOptions {{ {place:?}, weight: {weight:?}, {resume:?}, {reset:?}, secret: {secret:?} }}")
+    }
 }
 
 pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<End, TrainError> {

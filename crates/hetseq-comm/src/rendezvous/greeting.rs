@@ -1,19 +1,19 @@
 //! The first exchange on every new connection: who are you, which group is this for, and do you know
 //! the secret.
 //!
-//! The same for joining (generation 0, answered by rank 0) and for connections between ranks. Nothing
-//! that a stranger says is acted upon before this has succeeded.
+//! The same for joining (answered by rank 0) and for connections between ranks. Nothing that a stranger says is acted
+//! upon before this has succeeded, and until then it may say little.
 
 use super::refusal::Refusal;
 use super::talk::{Greeting, Message, Talk, TalkError, unexpected};
 use crate::frame::FrameError;
-use crate::secret::{Claim, Key, Role, random};
+use crate::secret::{Claim, Credentials, Nonce, Role, SecretKind, random};
 
 /// One end of a greeting.
 pub(super) struct Party<'a> {
     pub(super) rank: usize,
     pub(super) generation: u64,
-    pub(super) key: Option<&'a Key>,
+    pub(super) credentials: &'a Credentials,
 }
 
 /// Greets as the one who dialled; `whom` is the rank that should answer.
@@ -24,6 +24,20 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
     if theirs.generation != me.generation || theirs.rank != whom as u64 {
         return Err(TalkError::WeRefused(Refusal::OtherGroup));
     }
+    if theirs.secret != me.credentials.kind() {
+        let (newcomer, here) = (me.credentials.kind(), theirs.secret);
+        return Err(TalkError::WeRefused(Refusal::SecretKind { newcomer, here }));
+    }
+    if me.credentials.kind() == SecretKind::None {
+        talk.trust();
+        return Ok(());
+    }
+    let Some(key) = me.credentials.key() else {
+        // Said to the other side too: its log is where people look first.
+        let refusal = Refusal::NoSecretYet;
+        talk.send(&Message::Refused(refusal.clone()))?;
+        return Err(TalkError::WeRefused(refusal));
+    };
     let claim = Claim {
         generation: me.generation,
         dialer_rank: me.rank as u64,
@@ -31,18 +45,14 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
         dialer_nonce: nonce,
         answerer_nonce: theirs.nonce,
     };
-    match (me.key, theirs.has_secret) {
-        (None, false) => Ok(()),
-        (None, true) => Err(TalkError::WeRefused(Refusal::SecretNeeded)),
-        (Some(_), false) => Err(TalkError::WeRefused(Refusal::SecretUnexpected)),
-        (Some(key), true) => {
-            talk.send(&Message::Proof(key.prove(Role::Dialer, &claim)))?;
-            match talk.receive()? {
-                Message::Proof(proof) if key.verify(Role::Answerer, &claim, &proof) => Ok(()),
-                Message::Proof(_) => Err(TalkError::WeRefused(Refusal::SecretWrong)),
-                other => Err(unexpected("proof", &other)),
-            }
+    talk.send(&Message::Proof(key.prove(Role::Dialer, &claim)))?;
+    match talk.receive()? {
+        Message::Proof(proof) if key.verify(Role::Answerer, &claim, &proof) => {
+            talk.trust();
+            Ok(())
         }
+        Message::Proof(_) => Err(TalkError::WeRefused(Refusal::SecretWrong)),
+        other => Err(unexpected("proof", &other)),
     }
 }
 
@@ -59,14 +69,14 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), Talk
     if theirs.generation != me.generation {
         return Err(talk.refuse(Refusal::OtherGroup));
     }
-    match (me.key, theirs.has_secret) {
-        (Some(_), false) => return Err(talk.refuse(Refusal::SecretNeeded)),
-        (None, true) => return Err(talk.refuse(Refusal::SecretUnexpected)),
-        _ => {}
+    if theirs.secret != me.credentials.kind() {
+        let (newcomer, here) = (theirs.secret, me.credentials.kind());
+        return Err(talk.refuse(Refusal::SecretKind { newcomer, here }));
     }
     let nonce = random().map_err(TalkError::Io)?;
     talk.send(&Message::Greeting(me.greeting(nonce)))?;
-    if let Some(key) = me.key {
+    if let Some(key) = me.credentials.key() {
+        // Over a nonce that was drawn just now: what somebody recorded earlier proves nothing.
         let claim = Claim {
             generation: me.generation,
             dialer_rank: theirs.rank,
@@ -81,12 +91,13 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), Talk
         }
         talk.send(&Message::Proof(key.prove(Role::Answerer, &claim)))?;
     }
+    talk.trust();
     Ok((talk, theirs.rank))
 }
 
 impl Party<'_> {
-    fn greeting(&self, nonce: crate::secret::Nonce) -> Greeting {
-        Greeting { rank: self.rank as u64, generation: self.generation, nonce, has_secret: self.key.is_some() }
+    fn greeting(&self, nonce: Nonce) -> Greeting {
+        Greeting { rank: self.rank as u64, generation: self.generation, nonce, secret: self.credentials.kind() }
     }
 }
 

@@ -6,9 +6,12 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use super::admission::Limits;
+use super::doorkeeper::Doorkeeper;
 use super::greeting::{self, Party};
 use super::reception::{Arrival, Reception};
 use super::refusal::Refusal;
+use super::strangers::Strangers;
 use super::talk::{Hello, Member, Message, Roster, Talk, TalkError, shown_name, unexpected};
 use super::{GRACE, HANDSHAKE, Meeting, Met, PAIRING, POLL, Reminder};
 use crate::error::{CommError, named_ranks};
@@ -36,28 +39,29 @@ struct Seat {
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Met, CommError> {
     let ip = socket::chosen_ip(meeting.options)?;
     let listener = socket::listen_at(ip, meeting.port)?;
-    let key = meeting.key.clone();
+    let (credentials, secret_file) = meeting.issue_secret()?;
     let greet = move |talk| {
-        let party = Party { rank: 0, generation: 0, key: key.as_ref() };
+        let party = Party { rank: 0, generation: 0, credentials: &credentials };
         let (mut talk, rank) = greeting::answer(talk, &party)?;
         match talk.receive()? {
             Message::Hello(hello) if hello.rank == rank => Ok((talk, hello)),
             other => Err(unexpected("hello of the rank that greeted", &other)),
         }
     };
-    let mut door = Reception::open(listener, meeting.world, greet)?;
+    let door = Door::open(listener, Limits::gathering(meeting.world), greet)?;
     let mut table = Table::new(meeting);
-    if let Err(refusal) = table.seat_all(&mut door) {
-        table.call_off(&refusal, &mut door);
+    if let Err(refusal) = table.seat_all(&door) {
+        table.call_off(&refusal, &door);
         return Err(refusal.into_error(0, "rank 0"));
     }
-    // Nobody else may come: the roster is final.
-    drop(door);
+    // The roster is final: whoever else comes is told so.
+    let strangers = std::mem::take(&mut table.strangers);
+    let keeper = Doorkeeper::start(door, strangers, meeting.world, secret_file)?;
     let drawn = random().map_err(|source| CommError::System { what: "give random numbers", reason: source })?;
     // 0 stands for "no group yet".
     let generation = u64::from_le_bytes(drawn).max(1);
     match table.start(generation) {
-        Ok(()) => Ok(table.into_met(generation)),
+        Ok(()) => Ok(table.into_met(generation, keeper)),
         Err(refusal) => {
             table.tell_all(&refusal);
             Err(refusal.into_error(0, "rank 0"))
@@ -69,17 +73,19 @@ struct Table<'a> {
     meeting: &'a Meeting<'a>,
     /// One per rank; rank 0's own stays empty.
     seats: Vec<Option<Seat>>,
+    strangers: Strangers,
+    /// Of the first ones, for the error message.
     notes: Vec<String>,
 }
 
 impl<'a> Table<'a> {
     fn new(meeting: &'a Meeting<'a>) -> Table<'a> {
         let seats = (0..meeting.world).map(|_| None).collect();
-        Table { meeting, seats, notes: Vec::new() }
+        Table { meeting, seats, strangers: Strangers::default(), notes: Vec::new() }
     }
 
     /// Returns when every rank has a seat, or with why the run is called off.
-    fn seat_all(&mut self, door: &mut Door) -> Result<(), Refusal> {
+    fn seat_all(&mut self, door: &Door) -> Result<(), Refusal> {
         let start = Instant::now();
         let mut reminder = Reminder::new(start);
         loop {
@@ -112,6 +118,9 @@ impl<'a> Table<'a> {
                     waited: self.meeting.options.join,
                     notes: std::mem::take(&mut self.notes),
                 });
+            }
+            if let Some(line) = self.strangers.summary(Instant::now()) {
+                tracing::warn!("{line}");
             }
             if reminder.is_due(Instant::now()) {
                 tracing::info!("waiting for {} of {}", named_ranks(&missing), self.meeting.world);
@@ -176,7 +185,8 @@ impl<'a> Table<'a> {
     }
 
     fn note(&mut self, address: SocketAddr, why: &TalkError) {
-        tracing::warn!(%address, %why, "turned a connection away");
+        let Some(line) = self.strangers.note(Instant::now(), address, why) else { return };
+        tracing::warn!("{line}");
         if self.notes.len() < NOTES {
             self.notes.push(format!("{address} ({why})"));
         }
@@ -184,7 +194,10 @@ impl<'a> Table<'a> {
 
     /// Tells everybody why there will be no run, also those who come a little later: they would
     /// otherwise dial in vain until their own deadline.
-    fn call_off(&mut self, refusal: &Refusal, door: &mut Door) {
+    fn call_off(&mut self, refusal: &Refusal, door: &Door) {
+        if let Some(line) = self.strangers.last_words() {
+            tracing::warn!("{line}");
+        }
         let mut told = vec![false; self.seats.len()];
         told[0] = true;
         if let Refusal::Mismatch { rank, .. } = refusal {
@@ -266,13 +279,13 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    fn into_met(self, generation: u64) -> Met {
+    fn into_met(self, generation: u64, keeper: Doorkeeper) -> Met {
         let (mut names, mut streams) = (vec![self.meeting.name.clone()], vec![None]);
         for seat in self.seats.into_iter().flatten() {
             names.push(seat.name);
             streams.push(Some(seat.talk.into_stream()));
         }
-        Met { generation, names, streams }
+        Met { generation, names, streams, keeper: Some(keeper) }
     }
 }
 

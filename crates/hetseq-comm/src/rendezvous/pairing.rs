@@ -6,12 +6,15 @@
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::admission::Limits;
 use super::greeting::{self, Party};
 use super::reception::{Arrival, Reception};
 use super::refusal::Refusal;
+use super::strangers::Strangers;
 use super::talk::{Message, Roster, Talk, TalkError, unexpected};
 use super::{HANDSHAKE, Meeting, PAIRING, POLL};
 use crate::error::{CommError, named_ranks};
+use crate::secret::Credentials;
 use crate::socket;
 
 /// The pause between two attempts to reach a rank, and the longest that one attempt may take.
@@ -24,18 +27,19 @@ pub(super) fn pair(
     meeting: &Meeting<'_>,
     roster: &Roster,
     listener: Option<TcpListener>,
+    credentials: &Credentials,
     ip: Option<IpAddr>,
     home: &mut Talk,
 ) -> Result<Vec<Option<TcpStream>>, CommError> {
     let deadline = Instant::now() + PAIRING;
     let mut streams: Vec<Option<TcpStream>> = (0..meeting.world).map(|_| None).collect();
     for (lower, stream) in streams.iter_mut().enumerate().take(meeting.rank).skip(1) {
-        *stream = Some(dial(meeting, roster, lower, ip, home, deadline)?);
+        *stream = Some(dial(meeting, roster, lower, credentials, ip, home, deadline)?);
     }
     if let Some(listener) = listener {
-        let (generation, key, me) = (roster.generation, meeting.key.clone(), meeting.rank);
-        let greet = move |talk| greeting::answer(talk, &Party { rank: me, generation, key: key.as_ref() });
-        let door = Reception::open(listener, meeting.world, greet)?;
+        let (rank, generation, credentials) = (meeting.rank, roster.generation, credentials.clone());
+        let greet = move |talk| greeting::answer(talk, &Party { rank, generation, credentials: &credentials });
+        let door = Reception::open(listener, Limits::gathering(meeting.world), greet)?;
         admit(meeting, roster, door, home, deadline, &mut streams)?;
     }
     Ok(streams)
@@ -45,6 +49,7 @@ fn dial(
     meeting: &Meeting<'_>,
     roster: &Roster,
     lower: usize,
+    credentials: &Credentials,
     ip: Option<IpAddr>,
     home: &mut Talk,
     deadline: Instant,
@@ -63,7 +68,7 @@ fn dial(
         let greeted = attempt.and_then(|stream| {
             let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
             let (rank, generation) = (meeting.rank, roster.generation);
-            greeting::dial(&mut talk, &Party { rank, generation, key: meeting.key.as_ref() }, lower)?;
+            greeting::dial(&mut talk, &Party { rank, generation, credentials }, lower)?;
             match talk.receive()? {
                 Message::Accepted => Ok(talk.into_stream()),
                 other => Err(unexpected("accepted", &other)),
@@ -98,11 +103,12 @@ fn reachable(announced: SocketAddr, here: IpAddr, zero: IpAddr) -> SocketAddr {
 fn admit(
     meeting: &Meeting<'_>,
     roster: &Roster,
-    mut door: Reception<(Talk, u64)>,
+    door: Reception<(Talk, u64)>,
     home: &mut Talk,
     deadline: Instant,
     streams: &mut [Option<TcpStream>],
 ) -> Result<(), CommError> {
+    let mut strangers = Strangers::default();
     loop {
         let missing: Vec<usize> = (meeting.rank + 1..meeting.world).filter(|rank| streams[*rank].is_none()).collect();
         if missing.is_empty() {
@@ -122,7 +128,9 @@ fn admit(
         for arrival in door.poll(POLL) {
             match arrival {
                 Arrival::TurnedAway { address, why } => {
-                    tracing::warn!(%address, %why, "turned a connection away");
+                    if let Some(line) = strangers.note(Instant::now(), address, &why) {
+                        tracing::warn!("{line}");
+                    }
                 }
                 Arrival::Came((talk, rank)) => {
                     let expected = missing.iter().find(|missing| **missing as u64 == rank);
@@ -149,7 +157,7 @@ fn turn_away(meeting: &Meeting<'_>, talk: Talk, rank: u64) {
     let address = talk.peer();
     let taken = Refusal::Taken { rank, name: meeting.name.clone(), address: address.to_string() };
     let why = talk.refuse(taken);
-    tracing::warn!(%address, %why, "turned a connection away");
+    tracing::warn!("turned away {address}: {why}");
 }
 
 /// Rank 0 speaks up only to call the run off.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CommError, shown};
 use crate::identity::Difference;
+use crate::secret::{ADVICE, SecretKind};
 
 /// Values and reasons longer than this are cut when shown.
 const SHOWN_BYTES: usize = 4096;
@@ -21,9 +22,13 @@ pub(super) enum Refusal {
         name: String,
         address: String,
     },
-    /// One side has a secret and the other has none.
-    SecretNeeded,
-    SecretUnexpected,
+    /// One side has its secret from elsewhere than the other.
+    SecretKind {
+        newcomer: SecretKind,
+        here: SecretKind,
+    },
+    /// The newcomer does not see the file with the secret.
+    NoSecretYet,
     SecretWrong,
     /// A connection for a group that is not this one.
     OtherGroup,
@@ -47,6 +52,11 @@ pub(super) enum Refusal {
         waited: Duration,
         notes: Vec<String>,
     },
+    /// The group exists and takes nobody in.
+    UnderWay {
+        seconds_ago: u64,
+        world: u64,
+    },
     /// A rank failed after all had come.
     Failed {
         rank: u64,
@@ -61,10 +71,11 @@ impl Refusal {
         let refused = |reason: &str| CommError::Refused { by: by.to_owned(), reason: reason.to_owned() };
         match self {
             Refusal::Taken { .. }
-            | Refusal::SecretNeeded
-            | Refusal::SecretUnexpected
+            | Refusal::SecretKind { .. }
+            | Refusal::NoSecretYet
             | Refusal::SecretWrong
             | Refusal::OtherGroup
+            | Refusal::UnderWay { .. }
             | Refusal::Protocol { .. } => refused(&self.reason()),
             Refusal::Mismatch { zero_name, rank, name, differences } => {
                 let zero = Side { rank: 0, name: &shown(&zero_name, SHOWN_BYTES) };
@@ -86,6 +97,22 @@ impl Refusal {
         }
     }
 
+    /// In a word or two.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Refusal::Taken { .. } => "a rank taken twice",
+            Refusal::SecretKind { .. } => "another kind of secret",
+            Refusal::NoSecretYet => "no secret",
+            Refusal::SecretWrong => "a wrong secret",
+            Refusal::OtherGroup => "another run",
+            Refusal::Protocol { .. } => "another protocol version",
+            Refusal::Mismatch { .. } => "another configuration",
+            Refusal::Missing { .. } => "ranks missing",
+            Refusal::UnderWay { .. } => "too late",
+            Refusal::Failed { .. } => "a failed rank",
+        }
+    }
+
     /// In one line, for the log of the side that refuses.
     pub(super) fn reason(&self) -> String {
         match self {
@@ -94,22 +121,44 @@ impl Refusal {
                 shown(name, SHOWN_BYTES),
                 shown(address, SHOWN_BYTES)
             ),
-            Refusal::SecretNeeded => {
-                "this run has a shared secret and the newcomer has none; set the same secret on all ranks".to_owned()
+            Refusal::SecretKind { newcomer, here } => {
+                let what = match (newcomer, here) {
+                    (SecretKind::Given, SecretKind::File) => {
+                        "HETSEQ_SECRET is set on the newcomer but not on the rank it came to"
+                    }
+                    (SecretKind::File, SecretKind::Given) => {
+                        "HETSEQ_SECRET is set on the rank it came to but not on the newcomer"
+                    }
+                    _ => "the newcomer and the rank it came to do not both have a secret",
+                };
+                format!("{what}; {ADVICE}")
             }
-            Refusal::SecretUnexpected => {
-                "the newcomer has a shared secret and this run has none; set the same secret on all ranks".to_owned()
+            Refusal::NoSecretYet => {
+                format!("it does not see the file with this run's secret; if the directory is not shared, {ADVICE}")
             }
-            Refusal::SecretWrong => "the shared secrets differ; set the same secret on all ranks".to_owned(),
+            Refusal::SecretWrong => format!("the shared secrets differ; {ADVICE}"),
             Refusal::OtherGroup => "the connection belongs to another or earlier run".to_owned(),
             Refusal::Protocol { theirs, ours } => {
                 format!("protocol version {theirs} instead of {ours}; use the same hetseq binary on all ranks")
             }
+            Refusal::UnderWay { seconds_ago, world } => format!(
+                "this run is under way: it began {} ago with {world} ranks. Wait until it ends, or end it and start all \
+                 ranks again",
+                elapsed(*seconds_ago)
+            ),
             Refusal::Mismatch { .. } => "it does not run the same thing as rank 0".to_owned(),
             Refusal::Missing { .. } => "not all ranks came".to_owned(),
             Refusal::Failed { .. } => "another rank failed".to_owned(),
         }
     }
+}
+
+/// `40 s`, `12 min`, `3 h`, `2 days`: in the largest unit of which there are two.
+fn elapsed(seconds: u64) -> String {
+    let units = [(86_400, "days"), (3600, "h"), (60, "min")];
+    let fitting = units.into_iter().find(|(length, _)| seconds >= 2 * length);
+    let (length, unit) = fitting.unwrap_or((1, "s"));
+    format!("{} {unit}", seconds / length)
 }
 
 struct Side<'a> {
@@ -139,6 +188,12 @@ fn worded(difference: &Difference, zero: &Side<'_>, other: &Side<'_>, viewer: us
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_is_worded_as_people_do() {
+        let worded: Vec<String> = [0, 90, 120, 7199, 7200, 200_000].map(elapsed).into();
+        assert_eq!(worded, ["0 s", "90 s", "2 min", "119 min", "2 h", "2 days"]);
+    }
 
     #[test]
     fn a_difference_is_worded_for_its_reader() {

@@ -14,9 +14,11 @@ use super::refusal::Refusal;
 use crate::error::{CommError, shown};
 use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
 use crate::identity::Identity;
-use crate::secret::{Nonce, Proof};
+use crate::secret::{Nonce, Proof, SecretKind};
 
-/// Before they are known, strangers may send this much and no more.
+/// Before they are known, strangers may send this much and no more: greetings and refusals are shorter.
+const STRANGER_LIMIT_BYTES: usize = 2048;
+/// The largest message: an identity with many keys, a roster of many ranks.
 const MESSAGE_LIMIT_BYTES: usize = 1 << 20;
 /// Names are for messages; a longer one is cut.
 pub(super) const NAME_LIMIT_BYTES: usize = 64;
@@ -45,7 +47,7 @@ pub(super) struct Greeting {
     /// 0 while there is no group yet.
     pub(super) generation: u64,
     pub(super) nonce: Nonce,
-    pub(super) has_secret: bool,
+    pub(super) secret: SecretKind,
 }
 
 /// Who a rank is and what it runs.
@@ -100,6 +102,8 @@ pub(super) enum TalkError {
     Frame(FrameError),
     #[error("it sent a {got} where a {expected} is due; use the same hetseq binary on all ranks")]
     Unexpected { expected: &'static str, got: &'static str },
+    #[error("there were too many connections at once")]
+    Crowded,
     #[error("{}", .0.reason())]
     RefusedUs(Refusal),
     #[error("{}", .0.reason())]
@@ -107,6 +111,21 @@ pub(super) enum TalkError {
 }
 
 impl TalkError {
+    /// In a word or two, without anything that a stranger can vary.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            TalkError::Closed => "closed without a word",
+            TalkError::TimedOut => "silent",
+            TalkError::Io(_) => "broken",
+            TalkError::Frame(FrameError::Magic { .. }) => "not the hetseq protocol",
+            TalkError::Frame(FrameError::TooLarge { .. }) => "too large a message",
+            TalkError::Frame(_) => "a damaged message",
+            TalkError::Unexpected { .. } => "an unexpected message",
+            TalkError::Crowded => "too many at once",
+            TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.kind(),
+        }
+    }
+
     /// As this rank's error about `with`.
     pub(super) fn into_error(self, rank: usize, with: &str) -> CommError {
         match self {
@@ -120,6 +139,7 @@ pub(super) struct Talk {
     stream: TcpStream,
     peer: SocketAddr,
     deadline: Instant,
+    limit_bytes: usize,
 }
 
 impl Talk {
@@ -128,7 +148,12 @@ impl Talk {
         stream.set_nonblocking(false).map_err(TalkError::Io)?;
         stream.set_nodelay(true).map_err(TalkError::Io)?;
         let peer = canonical(stream.peer_addr().map_err(TalkError::Io)?);
-        Ok(Talk { stream, peer, deadline: Instant::now() + limit })
+        Ok(Talk { stream, peer, deadline: Instant::now() + limit, limit_bytes: STRANGER_LIMIT_BYTES })
+    }
+
+    /// The peer has proven to be one of us, and may send messages of any size that makes sense.
+    pub(super) fn trust(&mut self) {
+        self.limit_bytes = MESSAGE_LIMIT_BYTES;
     }
 
     /// Everything from now on must be done within `limit`.
@@ -169,7 +194,7 @@ impl Talk {
     /// The next message; a refusal from the peer is an error.
     pub(super) fn receive(&mut self) -> Result<Message, TalkError> {
         self.left()?;
-        let accept = Accept { generation: 0, limit_bytes: MESSAGE_LIMIT_BYTES };
+        let accept = Accept { generation: 0, limit_bytes: self.limit_bytes };
         let frame = read_frame(&mut UntilDeadline(self), accept).map_err(|error| match error {
             ReadError::Closed | ReadError::Cut => TalkError::Closed,
             ReadError::TimedOut => TalkError::TimedOut,
@@ -250,7 +275,7 @@ pub(super) fn unexpected(expected: &'static str, got: &Message) -> TalkError {
 }
 
 /// An IPv4 address that came through an IPv6 socket, as plain IPv4.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     let ip = address.ip().to_canonical();
     // Keeps the scope of a link-local IPv6 address.
     if ip == address.ip() { address } else { SocketAddr::new(ip, address.port()) }

@@ -7,3 +7,5 @@ mod collectives;
 mod failure;
 mod meeting;
 mod ranks;
+mod secrets;
+mod strangers;

@@ -5,14 +5,15 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use hetseq_comm::{CommError, Group, Identity, Options, Place, Rendezvous};
+use hetseq_comm::{CommError, Group, Identity, Options, Place, Rendezvous, Secret};
 
 use crate::ranks::{Engine, free_port, groups, join, join_as, on_each, options, place};
 
 const HERE: &str = "127.0.0.1";
 
 fn with_secret(rank: usize, secret: Option<&str>) -> Options {
-    Options { secret: secret.map(str::to_owned), ..options(rank) }
+    let secret = secret.map_or(Secret::None, |secret| Secret::Given(secret.to_owned()));
+    Options { secret, ..options(rank) }
 }
 
 fn impatient(rank: usize, millis: u64) -> Options {
@@ -232,8 +233,8 @@ fn the_same_secret_lets_in() {
 fn a_wrong_or_missing_secret_is_refused_and_the_run_goes_on() {
     for (ours, theirs, expected) in [
         (Some("squirrel"), Some("badger"), "the shared secrets differ"),
-        (Some("squirrel"), None, "this run has a shared secret"),
-        (None, Some("squirrel"), "the newcomer has a shared secret"),
+        (Some("squirrel"), None, "do not both have a secret"),
+        (None, Some("squirrel"), "do not both have a secret"),
     ] {
         let port = free_port();
         let zero = join(place(0, 2, HERE, port), with_secret(0, ours));
@@ -251,7 +252,7 @@ fn a_wrong_or_missing_secret_is_refused_and_the_run_goes_on() {
 #[test]
 fn who_was_turned_away_is_noted_when_a_rank_is_missing() {
     let port = free_port();
-    let zero_options = Options { secret: Some("squirrel".into()), ..impatient(0, 400) };
+    let zero_options = Options { secret: Secret::Given("squirrel".into()), ..impatient(0, 400) };
     let zero = join(place(0, 2, HERE, port), zero_options);
     join(place(1, 2, HERE, port), with_secret(1, Some("badger"))).join().unwrap().unwrap_err();
     let text = zero.join().unwrap().unwrap_err().to_string();
