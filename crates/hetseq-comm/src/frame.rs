@@ -14,7 +14,7 @@ use std::io::{ErrorKind, Read};
 use thiserror::Error;
 
 /// Changes whenever two binaries could misread each other, so also with [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 1;
+pub(crate) const PROTOCOL: u8 = 2;
 const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 32;
 /// No frame is larger; a length above it is refused before anything is allocated.
@@ -291,7 +291,7 @@ mod tests {
             refused(&bytes)
         };
         assert!(matches!(with(0, b'G'), FrameError::Magic { .. }));
-        assert_eq!(with(4, 2), FrameError::Version { theirs: 2, ours: PROTOCOL });
+        assert_eq!(with(4, 99), FrameError::Version { theirs: 99, ours: PROTOCOL });
         assert!(matches!(with(5, 99), FrameError::Kind { kind: 99, .. }));
         assert!(matches!(with(7, 1), FrameError::Kind { .. }));
         assert_eq!(with(8, 8), FrameError::Generation { theirs: 8, ours: 9 });

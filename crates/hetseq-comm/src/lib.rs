@@ -33,6 +33,7 @@
 //! ```
 
 mod buffers;
+mod connection;
 mod error;
 mod frame;
 mod group;
@@ -46,6 +47,7 @@ mod outgoing;
 mod place;
 mod reduce;
 mod rendezvous;
+mod seal;
 mod secret;
 mod secret_file;
 mod shards;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::secret::Secret;
 
-/// Settings of a [`crate::Group`]. Ranks need not have equal ones, except for the secret.
+/// Settings of a [`crate::Group`]. Ranks need not have equal ones, except for `secret` and `encrypt`.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// A peer from which not one byte came for this long is dead. Heartbeats flow also while a rank computes.
@@ -25,6 +25,8 @@ pub struct Options {
     pub ports: Option<RangeInclusive<u16>>,
     /// Shared by all ranks; a process that does not know it cannot join.
     pub secret: Secret,
+    /// Encrypt everything between the ranks. Equal on all of them; needs a secret.
+    pub encrypt: bool,
     /// What this rank is called in messages; by default the host name.
     pub name: Option<String>,
 }
@@ -38,6 +40,7 @@ impl Default for Options {
             interface: None,
             ports: None,
             secret: Secret::None,
+            encrypt: false,
             name: None,
         }
     }

@@ -23,11 +23,11 @@ mod talk;
 
 pub(crate) use doorkeeper::Doorkeeper;
 
-use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::connection::Connection;
 use crate::error::CommError;
 use crate::identity::Identity;
 use crate::lane::Bell;
@@ -63,7 +63,7 @@ struct Meeting<'a> {
 struct Met {
     generation: u64,
     names: Vec<String>,
-    streams: Vec<Option<TcpStream>>,
+    connections: Vec<Option<Connection>>,
     /// On rank 0.
     keeper: Option<Doorkeeper>,
 }
@@ -77,14 +77,18 @@ pub(crate) fn meet(
     identity: &Identity,
     options: &Options,
 ) -> Result<(Mesh, Option<Doorkeeper>), CommError> {
+    if options.encrypt && matches!(options.secret, Secret::None) {
+        let what = "encryption needs a secret, from which its keys are made".to_owned();
+        return Err(CommError::Misuse { operation: "join", what });
+    }
     let name = crate::error::shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
     let meeting = Meeting { rank, world, host, port, name, identity, options };
     let met = if rank == 0 { host::host(&meeting)? } else { guest::visit(&meeting)? };
     let bell = Arc::<Bell>::default();
     let mut links = Vec::with_capacity(world);
-    for stream in met.streams {
-        links.push(match stream {
-            Some(stream) => Some(tcp::link(stream, met.generation, &bell, options)?),
+    for connection in met.connections {
+        links.push(match connection {
+            Some(connection) => Some(tcp::link(connection, met.generation, &bell, options)?),
             None => None,
         });
     }

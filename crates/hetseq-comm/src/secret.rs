@@ -107,7 +107,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     /// Every field has a fixed size, so no two claims share their bytes.
-    fn to_bytes(self) -> [u8; 88] {
+    pub(crate) fn to_bytes(self) -> [u8; 88] {
         let mut bytes = [0; 88];
         bytes[..8].copy_from_slice(&self.generation.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.dialer_rank.to_le_bytes());
@@ -118,13 +118,22 @@ impl Claim {
     }
 }
 
-/// The key made from a secret; the secret itself is not kept.
+/// The keys made from a secret, one for each use; the secret itself is not kept.
 #[derive(Clone)]
-pub(crate) struct Key([u8; 32]);
+pub(crate) struct Key {
+    proving: [u8; 32],
+    sealing: [u8; 32],
+}
 
 impl Key {
     pub(crate) fn new(secret: &str) -> Key {
-        Key(blake3::derive_key("hetseq-comm shared secret v1", secret.as_bytes()))
+        let derive = |purpose| blake3::derive_key(purpose, secret.as_bytes());
+        Key { proving: derive("hetseq-comm shared secret v1"), sealing: derive("hetseq-comm encryption v1") }
+    }
+
+    /// For `seal.rs`.
+    pub(crate) fn for_sealing(&self) -> [u8; 32] {
+        self.sealing
     }
 
     pub(crate) fn prove(&self, role: Role, claim: &Claim) -> Proof {
@@ -137,7 +146,7 @@ impl Key {
     }
 
     fn hash(&self, role: Role, claim: &Claim) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        let mut hasher = blake3::Hasher::new_keyed(&self.proving);
         hasher.update(&[role as u8]);
         hasher.update(&claim.to_bytes());
         hasher.finalize()

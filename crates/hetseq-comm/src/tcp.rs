@@ -5,12 +5,13 @@
 //! queued, and a heartbeat when nothing is, so heartbeats flow while the rank computes. Who is at the
 //! other end was settled by `rendezvous/`.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::connection::Connection;
 use crate::error::{CommError, shown};
 use crate::frame::{Accept, FRAME_LIMIT_BYTES, Frame, FrameError, Kind, ReadError, read_frame_into};
 use crate::lane::{Bell, End, Lane, Next};
@@ -48,12 +49,18 @@ impl Drop for Wire {
 }
 
 /// Starts the threads of a connection whose handshake is done; `bell` is the rank's own.
-pub(crate) fn link(stream: TcpStream, generation: u64, bell: &Arc<Bell>, options: &Options) -> Result<Link, CommError> {
+pub(crate) fn link(
+    connection: Connection,
+    generation: u64,
+    bell: &Arc<Bell>,
+    options: &Options,
+) -> Result<Link, CommError> {
     let (reader_bell, writer_bell) = (Arc::<Bell>::default(), Arc::<Bell>::default());
     let incoming = Lane::new(reader_bell, bell.clone());
     let outgoing = Lane::new(bell.clone(), writer_bell.clone());
     let silence = options.silence;
     let prepare = || {
+        let (stream, from, to) = connection.split()?;
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         // The time limit of a read is the silence deadline. Measured in the kernel, it cannot be fooled by
@@ -62,15 +69,16 @@ pub(crate) fn link(stream: TcpStream, generation: u64, bell: &Arc<Bell>, options
         // A write may take long when the peer is behind; if the peer is dead, the reader notices and the
         // connection is cut, which ends the write.
         stream.set_write_timeout(None)?;
-        Ok((stream.try_clone()?, stream.try_clone()?))
+        let ends = (stream.try_clone()?, stream.try_clone()?);
+        Ok((stream, ends, from, to))
     };
-    let (read_end, write_end) =
+    let (stream, (read_end, write_end), from, to) =
         prepare().map_err(|source| CommError::System { what: "prepare a connection", reason: source })?;
     let mut wire = Wire { stream, threads: Vec::new() };
-    let reader = Reader { stream: read_end, lane: incoming.clone(), generation, silence };
+    let reader = Reader { stream: read_end, from, lane: incoming.clone(), generation, silence };
     wire.threads.push(spawn("hetseq-read", move || reader.run())?);
     let beat = options.beat();
-    let writer = Writer { stream: write_end, lane: outgoing.clone(), bell: writer_bell, generation, beat };
+    let writer = Writer { stream: write_end, to, lane: outgoing.clone(), bell: writer_bell, generation, beat };
     wire.threads.push(spawn("hetseq-write", move || writer.run())?);
     Ok(Link { outgoing, incoming, wire: Some(wire) })
 }
@@ -91,6 +99,7 @@ impl Drop for EndOnDrop<'_> {
 
 struct Reader {
     stream: TcpStream,
+    from: Box<dyn Read + Send>,
     lane: Arc<Lane>,
     generation: u64,
     silence: Duration,
@@ -103,7 +112,7 @@ impl Reader {
         let end = loop {
             // Not reading is not silence: the clock runs only inside a read.
             self.lane.wait_for_room();
-            match read_frame_into(&mut self.stream, accept, |bytes| self.lane.buffers.take(bytes)) {
+            match read_frame_into(&mut self.from, accept, |bytes| self.lane.buffers.take(bytes)) {
                 Ok(frame) => match frame.kind {
                     Kind::Heartbeat => {}
                     Kind::Goodbye => break End::Goodbye,
@@ -136,6 +145,7 @@ impl Reader {
 
 struct Writer {
     stream: TcpStream,
+    to: Box<dyn Write + Send>,
     lane: Arc<Lane>,
     bell: Arc<Bell>,
     generation: u64,
@@ -194,10 +204,10 @@ impl Writer {
         // A small frame leaves as one packet. Not `write_vectored`, which, unlike `write`, would raise
         // SIGPIPE at a closed connection in a program that has restored that signal's default.
         if frame.payload.len() <= SMALL_BYTES {
-            return self.stream.write_all(&[&header, &frame.payload[..]].concat());
+            return self.to.write_all(&[&header, &frame.payload[..]].concat());
         }
-        self.stream.write_all(&header)?;
-        self.stream.write_all(&frame.payload)
+        self.to.write_all(&header)?;
+        self.to.write_all(&frame.payload)
     }
 }
 

@@ -146,6 +146,8 @@ pub struct Comm {
     pub progress_s: f64,
     /// How long to wait for all ranks at the start.
     pub join_s: f64,
+    /// Encrypt everything between the ranks.
+    pub encrypt: bool,
     /// Network interface or address to listen on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
@@ -162,7 +164,7 @@ impl Comm {
 
 impl Default for Comm {
     fn default() -> Self {
-        Comm { silence_s: 60.0, progress_s: 1800.0, join_s: 300.0, interface: None, ports: None }
+        Comm { silence_s: 60.0, progress_s: 1800.0, join_s: 300.0, encrypt: false, interface: None, ports: None }
     }
 }
 

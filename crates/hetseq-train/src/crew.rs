@@ -89,6 +89,7 @@ fn comm_options<C>(config: &Config<C>, options: &RunOptions) -> Options {
         ports: comm.ports.map(|[first, last]| first..=last),
         // A run is never open to everybody: if nothing is set, who may use the run directory may join.
         secret: options.secret.clone().map_or_else(|| Secret::InDirectory(run_dir(config)), Secret::Given),
+        encrypt: comm.encrypt,
         name: None,
     }
 }

@@ -1,12 +1,15 @@
 //! The first exchange on every new connection: who are you, which group is this for, and do you know
 //! the secret.
 //!
+//! Both sides greet in clear, so that two that do not fit can tell each other why. Then each proves that it knows the
+//! secret, either by hashes over both greetings or by a handshake that from there on encrypts everything (`seal.rs`).
 //! The same for joining (answered by rank 0) and for connections between ranks. Nothing that a stranger says is acted
 //! upon before this has succeeded, and until then it may say little.
 
 use super::refusal::Refusal;
 use super::talk::{Greeting, Message, Talk, TalkError, unexpected};
 use crate::frame::FrameError;
+use crate::seal;
 use crate::secret::{Claim, Credentials, Nonce, Role, SecretKind, random};
 
 /// One end of a greeting.
@@ -14,6 +17,7 @@ pub(super) struct Party<'a> {
     pub(super) rank: usize,
     pub(super) generation: u64,
     pub(super) credentials: &'a Credentials,
+    pub(super) encrypt: bool,
 }
 
 /// Greets as the one who dialled; `whom` is the rank that should answer.
@@ -23,6 +27,9 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
     let theirs = receive(talk)?;
     if theirs.generation != me.generation || theirs.rank != whom as u64 {
         return Err(TalkError::WeRefused(Refusal::OtherGroup));
+    }
+    if theirs.encrypt != me.encrypt {
+        return Err(TalkError::WeRefused(Refusal::Encryption { newcomer: me.encrypt }));
     }
     if theirs.secret != me.credentials.kind() {
         let (newcomer, here) = (me.credentials.kind(), theirs.secret);
@@ -45,15 +52,26 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
         dialer_nonce: nonce,
         answerer_nonce: theirs.nonce,
     };
-    talk.send(&Message::Proof(key.prove(Role::Dialer, &claim)))?;
-    match talk.receive()? {
-        Message::Proof(proof) if key.verify(Role::Answerer, &claim, &proof) => {
-            talk.trust();
-            Ok(())
+    if me.encrypt {
+        let (offer, message) = seal::offer(key, &claim).map_err(TalkError::Io)?;
+        talk.send(&Message::Seal(message))?;
+        match talk.receive()? {
+            Message::Seal(answer) => match offer.accept(&answer) {
+                Ok(seal) => talk.seal(seal),
+                Err(_) => return Err(TalkError::WeRefused(Refusal::SecretWrong)),
+            },
+            other => return Err(unexpected("seal", &other)),
         }
-        Message::Proof(_) => Err(TalkError::WeRefused(Refusal::SecretWrong)),
-        other => Err(unexpected("proof", &other)),
+    } else {
+        talk.send(&Message::Proof(key.prove(Role::Dialer, &claim)))?;
+        match talk.receive()? {
+            Message::Proof(proof) if key.verify(Role::Answerer, &claim, &proof) => {}
+            Message::Proof(_) => return Err(TalkError::WeRefused(Refusal::SecretWrong)),
+            other => return Err(unexpected("proof", &other)),
+        }
     }
+    talk.trust();
+    Ok(())
 }
 
 /// Greets as the one who was dialled; gives the talk back with the rank that the other claims and, with
@@ -68,6 +86,9 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), Talk
     };
     if theirs.generation != me.generation {
         return Err(talk.refuse(Refusal::OtherGroup));
+    }
+    if theirs.encrypt != me.encrypt {
+        return Err(talk.refuse(Refusal::Encryption { newcomer: theirs.encrypt }));
     }
     if theirs.secret != me.credentials.kind() {
         let (newcomer, here) = (theirs.secret, me.credentials.kind());
@@ -84,12 +105,20 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), Talk
             dialer_nonce: theirs.nonce,
             answerer_nonce: nonce,
         };
-        match talk.receive()? {
-            Message::Proof(proof) if key.verify(Role::Dialer, &claim, &proof) => {}
-            Message::Proof(_) => return Err(talk.refuse(Refusal::SecretWrong)),
-            other => return Err(unexpected("proof", &other)),
+        match (talk.receive()?, me.encrypt) {
+            (Message::Proof(proof), false) if key.verify(Role::Dialer, &claim, &proof) => {
+                talk.send(&Message::Proof(key.prove(Role::Answerer, &claim)))?;
+            }
+            (Message::Seal(offer), true) => match seal::answer(key, &claim, &offer) {
+                Ok((seal, message)) => {
+                    talk.send(&Message::Seal(message))?;
+                    talk.seal(seal);
+                }
+                Err(_) => return Err(talk.refuse(Refusal::SecretWrong)),
+            },
+            (Message::Proof(_), false) => return Err(talk.refuse(Refusal::SecretWrong)),
+            (other, _) => return Err(unexpected("proof", &other)),
         }
-        talk.send(&Message::Proof(key.prove(Role::Answerer, &claim)))?;
     }
     talk.trust();
     Ok((talk, theirs.rank))
@@ -97,7 +126,8 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), Talk
 
 impl Party<'_> {
     fn greeting(&self, nonce: Nonce) -> Greeting {
-        Greeting { rank: self.rank as u64, generation: self.generation, nonce, secret: self.credentials.kind() }
+        let Party { rank, generation, credentials, encrypt } = self;
+        Greeting { rank: *rank as u64, generation: *generation, nonce, secret: credentials.kind(), encrypt: *encrypt }
     }
 }
 

@@ -130,7 +130,8 @@ fn greet_zero(
         match socket::dial(address, ip, left.min(ATTEMPT)) {
             Ok(stream) => {
                 let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
-                greeting::dial(&mut talk, &Party { rank: meeting.rank, generation: 0, credentials }, 0)?;
+                let (rank, encrypt) = (meeting.rank, meeting.options.encrypt);
+                greeting::dial(&mut talk, &Party { rank, generation: 0, credentials, encrypt }, 0)?;
                 return Ok(talk);
             }
             Err(error) => failure = error,
@@ -177,8 +178,8 @@ fn pair_and_start(
 ) -> Result<Met, CommError> {
     let failed = |error: TalkError| error.into_error(meeting.rank, &rank_0_of(meeting));
     home.allow(PAIRING + GRACE);
-    let mut streams = match pairing::pair(meeting, &roster, listener, credentials, ip, &mut home) {
-        Ok(streams) => streams,
+    let mut connections = match pairing::pair(meeting, &roster, listener, credentials, ip, &mut home) {
+        Ok(connections) => connections,
         Err(error) => {
             // Rank 0 passes it on, so that nobody waits for this rank. If that fails too, rank 0 is gone.
             let _ = home.send(&Message::Failed(error.to_string()));
@@ -190,9 +191,9 @@ fn pair_and_start(
         Message::Start => {}
         other => return Err(failed(unexpected("start", &other))),
     }
-    streams[0] = Some(home.into_stream());
+    connections[0] = Some(home.into_connection());
     let names = roster.members.into_iter().map(|member| member.name).collect();
-    Ok(Met { generation: roster.generation, names, streams, keeper: None })
+    Ok(Met { generation: roster.generation, names, connections, keeper: None })
 }
 
 /// Where others reach our listener: the chosen address, else the one that leads to rank 0.

@@ -40,8 +40,9 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Met, CommError> {
     let ip = socket::chosen_ip(meeting.options)?;
     let listener = socket::listen_at(ip, meeting.port)?;
     let (credentials, secret_file) = meeting.issue_secret()?;
+    let encrypt = meeting.options.encrypt;
     let greet = move |talk| {
-        let party = Party { rank: 0, generation: 0, credentials: &credentials };
+        let party = Party { rank: 0, generation: 0, credentials: &credentials, encrypt };
         let (mut talk, rank) = greeting::answer(talk, &party)?;
         match talk.receive()? {
             Message::Hello(hello) if hello.rank == rank => Ok((talk, hello)),
@@ -280,12 +281,12 @@ impl<'a> Table<'a> {
     }
 
     fn into_met(self, generation: u64, keeper: Doorkeeper) -> Met {
-        let (mut names, mut streams) = (vec![self.meeting.name.clone()], vec![None]);
+        let (mut names, mut connections) = (vec![self.meeting.name.clone()], vec![None]);
         for seat in self.seats.into_iter().flatten() {
             names.push(seat.name);
-            streams.push(Some(seat.talk.into_stream()));
+            connections.push(Some(seat.talk.into_connection()));
         }
-        Met { generation, names, streams, keeper: Some(keeper) }
+        Met { generation, names, connections, keeper: Some(keeper) }
     }
 }
 

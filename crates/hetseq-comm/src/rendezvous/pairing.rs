@@ -3,7 +3,7 @@
 //! Each rank first dials all lower ones, then lets the higher ones in. That cannot lock up: rank 1
 //! dials nobody and so answers at once, then rank 2 can, and so on. Called by `guest.rs`.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use super::admission::Limits;
@@ -13,6 +13,7 @@ use super::refusal::Refusal;
 use super::strangers::Strangers;
 use super::talk::{Message, Roster, Talk, TalkError, unexpected};
 use super::{HANDSHAKE, Meeting, PAIRING, POLL};
+use crate::connection::Connection;
 use crate::error::{CommError, named_ranks};
 use crate::secret::Credentials;
 use crate::socket;
@@ -21,7 +22,7 @@ use crate::socket;
 const RETRY: Duration = Duration::from_millis(200);
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// A stream to each rank above 0 but this one. `home` is the talk with rank 0: a word from it before
+/// A connection to each rank above 0 but this one. `home` is the talk with rank 0: a word from it before
 /// this is done means that the run is called off.
 pub(super) fn pair(
     meeting: &Meeting<'_>,
@@ -30,19 +31,20 @@ pub(super) fn pair(
     credentials: &Credentials,
     ip: Option<IpAddr>,
     home: &mut Talk,
-) -> Result<Vec<Option<TcpStream>>, CommError> {
+) -> Result<Vec<Option<Connection>>, CommError> {
     let deadline = Instant::now() + PAIRING;
-    let mut streams: Vec<Option<TcpStream>> = (0..meeting.world).map(|_| None).collect();
-    for (lower, stream) in streams.iter_mut().enumerate().take(meeting.rank).skip(1) {
-        *stream = Some(dial(meeting, roster, lower, credentials, ip, home, deadline)?);
+    let mut connections: Vec<Option<Connection>> = (0..meeting.world).map(|_| None).collect();
+    for (lower, connection) in connections.iter_mut().enumerate().take(meeting.rank).skip(1) {
+        *connection = Some(dial(meeting, roster, lower, credentials, ip, home, deadline)?);
     }
     if let Some(listener) = listener {
-        let (rank, generation, credentials) = (meeting.rank, roster.generation, credentials.clone());
-        let greet = move |talk| greeting::answer(talk, &Party { rank, generation, credentials: &credentials });
+        let (rank, generation, encrypt) = (meeting.rank, roster.generation, meeting.options.encrypt);
+        let credentials = credentials.clone();
+        let greet = move |talk| greeting::answer(talk, &Party { rank, generation, credentials: &credentials, encrypt });
         let door = Reception::open(listener, Limits::gathering(meeting.world), greet)?;
-        admit(meeting, roster, door, home, deadline, &mut streams)?;
+        admit(meeting, roster, door, home, deadline, &mut connections)?;
     }
-    Ok(streams)
+    Ok(connections)
 }
 
 fn dial(
@@ -53,7 +55,7 @@ fn dial(
     ip: Option<IpAddr>,
     home: &mut Talk,
     deadline: Instant,
-) -> Result<TcpStream, CommError> {
+) -> Result<Connection, CommError> {
     let member = &roster.members[lower];
     let what = format!("rank {lower} ({})", member.name);
     let Some(announced) = member.listener else {
@@ -67,15 +69,15 @@ fn dial(
         let attempt = socket::dial(address, ip, left.min(ATTEMPT)).map_err(TalkError::Io);
         let greeted = attempt.and_then(|stream| {
             let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
-            let (rank, generation) = (meeting.rank, roster.generation);
-            greeting::dial(&mut talk, &Party { rank, generation, credentials }, lower)?;
+            let (rank, generation, encrypt) = (meeting.rank, roster.generation, meeting.options.encrypt);
+            greeting::dial(&mut talk, &Party { rank, generation, credentials, encrypt }, lower)?;
             match talk.receive()? {
-                Message::Accepted => Ok(talk.into_stream()),
+                Message::Accepted => Ok(talk.into_connection()),
                 other => Err(unexpected("accepted", &other)),
             }
         });
         let detail = match greeted {
-            Ok(stream) => return Ok(stream),
+            Ok(connection) => return Ok(connection),
             Err(TalkError::Io(error)) => error.to_string(),
             Err(error @ (TalkError::Closed | TalkError::TimedOut)) => error.to_string(),
             Err(error) => return Err(error.into_error(meeting.rank, &what)),
@@ -106,11 +108,12 @@ fn admit(
     door: Reception<(Talk, u64)>,
     home: &mut Talk,
     deadline: Instant,
-    streams: &mut [Option<TcpStream>],
+    connections: &mut [Option<Connection>],
 ) -> Result<(), CommError> {
     let mut strangers = Strangers::default();
     loop {
-        let missing: Vec<usize> = (meeting.rank + 1..meeting.world).filter(|rank| streams[*rank].is_none()).collect();
+        let missing: Vec<usize> =
+            (meeting.rank + 1..meeting.world).filter(|rank| connections[*rank].is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -134,8 +137,8 @@ fn admit(
                 }
                 Arrival::Came((talk, rank)) => {
                     let expected = missing.iter().find(|missing| **missing as u64 == rank);
-                    match expected.filter(|rank| streams[**rank].is_none()) {
-                        Some(rank) => streams[*rank] = accept(talk),
+                    match expected.filter(|rank| connections[**rank].is_none()) {
+                        Some(rank) => connections[*rank] = accept(talk),
                         None => turn_away(meeting, talk, rank),
                     }
                 }
@@ -145,9 +148,9 @@ fn admit(
     }
 }
 
-fn accept(mut talk: Talk) -> Option<TcpStream> {
+fn accept(mut talk: Talk) -> Option<Connection> {
     match talk.send(&Message::Accepted) {
-        Ok(()) => Some(talk.into_stream()),
+        Ok(()) => Some(talk.into_connection()),
         // It went away meanwhile and dials again.
         Err(_) => None,
     }

@@ -30,6 +30,10 @@ pub(super) enum Refusal {
     /// The newcomer does not see the file with the secret.
     NoSecretYet,
     SecretWrong,
+    /// One side encrypts and the other does not.
+    Encryption {
+        newcomer: bool,
+    },
     /// A connection for a group that is not this one.
     OtherGroup,
     /// It speaks another version of the protocol.
@@ -74,6 +78,7 @@ impl Refusal {
             | Refusal::SecretKind { .. }
             | Refusal::NoSecretYet
             | Refusal::SecretWrong
+            | Refusal::Encryption { .. }
             | Refusal::OtherGroup
             | Refusal::UnderWay { .. }
             | Refusal::Protocol { .. } => refused(&self.reason()),
@@ -104,6 +109,7 @@ impl Refusal {
             Refusal::SecretKind { .. } => "another kind of secret",
             Refusal::NoSecretYet => "no secret",
             Refusal::SecretWrong => "a wrong secret",
+            Refusal::Encryption { .. } => "another comm.encrypt",
             Refusal::OtherGroup => "another run",
             Refusal::Protocol { .. } => "another protocol version",
             Refusal::Mismatch { .. } => "another configuration",
@@ -137,6 +143,11 @@ impl Refusal {
                 format!("it does not see the file with this run's secret; if the directory is not shared, {ADVICE}")
             }
             Refusal::SecretWrong => format!("the shared secrets differ; {ADVICE}"),
+            Refusal::Encryption { newcomer } => format!(
+                "comm.encrypt is {newcomer} on the newcomer and {} on the rank it came to; set it to the same on all \
+                 ranks",
+                !newcomer
+            ),
             Refusal::OtherGroup => "the connection belongs to another or earlier run".to_owned(),
             Refusal::Protocol { theirs, ours } => {
                 format!("protocol version {theirs} instead of {ours}; use the same hetseq binary on all ranks")

@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::refusal::Refusal;
+use crate::connection::Connection;
 use crate::error::{CommError, shown};
 use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
 use crate::identity::Identity;
+use crate::seal::Seal;
 use crate::secret::{Nonce, Proof, SecretKind};
 
 /// Before they are known, strangers may send this much and no more: greetings and refusals are shorter.
@@ -27,6 +29,8 @@ pub(super) const NAME_LIMIT_BYTES: usize = 64;
 pub(super) enum Message {
     Greeting(Greeting),
     Proof(Proof),
+    /// Instead of proofs, a step of the handshake after which everything is encrypted.
+    Seal(Vec<u8>),
     Hello(Hello),
     /// All have come: connect to each other.
     Roster(Roster),
@@ -48,6 +52,7 @@ pub(super) struct Greeting {
     pub(super) generation: u64,
     pub(super) nonce: Nonce,
     pub(super) secret: SecretKind,
+    pub(super) encrypt: bool,
 }
 
 /// Who a rank is and what it runs.
@@ -78,6 +83,7 @@ impl Message {
         match self {
             Message::Greeting(_) => "greeting",
             Message::Proof(_) => "proof",
+            Message::Seal(_) => "seal",
             Message::Hello(_) => "hello",
             Message::Roster(_) => "roster",
             Message::Accepted => "accepted",
@@ -137,6 +143,7 @@ impl TalkError {
 
 pub(super) struct Talk {
     stream: TcpStream,
+    seal: Option<Seal>,
     peer: SocketAddr,
     deadline: Instant,
     limit_bytes: usize,
@@ -148,7 +155,7 @@ impl Talk {
         stream.set_nonblocking(false).map_err(TalkError::Io)?;
         stream.set_nodelay(true).map_err(TalkError::Io)?;
         let peer = canonical(stream.peer_addr().map_err(TalkError::Io)?);
-        Ok(Talk { stream, peer, deadline: Instant::now() + limit, limit_bytes: STRANGER_LIMIT_BYTES })
+        Ok(Talk { stream, seal: None, peer, deadline: Instant::now() + limit, limit_bytes: STRANGER_LIMIT_BYTES })
     }
 
     /// The peer has proven to be one of us, and may send messages of any size that makes sense.
@@ -170,8 +177,13 @@ impl Talk {
         self.stream.local_addr().map(canonical).map_err(TalkError::Io)
     }
 
-    pub(super) fn into_stream(self) -> TcpStream {
-        self.stream
+    /// From now on everything is encrypted, in both directions.
+    pub(super) fn seal(&mut self, seal: Seal) {
+        self.seal = Some(seal);
+    }
+
+    pub(super) fn into_connection(self) -> Connection {
+        Connection { stream: self.stream, seal: self.seal }
     }
 
     pub(super) fn send(&mut self, message: &Message) -> Result<(), TalkError> {
@@ -185,7 +197,11 @@ impl Talk {
         let bytes = [&frame.header(0)[..], &frame.payload].concat();
         let left = self.left()?;
         self.stream.set_write_timeout(Some(left)).map_err(TalkError::Io)?;
-        self.stream.write_all(&bytes).map_err(|error| match error.kind() {
+        let sent = match &mut self.seal {
+            Some(seal) => seal.sealer.write(&mut self.stream, &bytes),
+            None => self.stream.write_all(&bytes),
+        };
+        sent.map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => TalkError::TimedOut,
             _ => TalkError::Io(error),
         })
@@ -195,7 +211,7 @@ impl Talk {
     pub(super) fn receive(&mut self) -> Result<Message, TalkError> {
         self.left()?;
         let accept = Accept { generation: 0, limit_bytes: self.limit_bytes };
-        let frame = read_frame(&mut UntilDeadline(self), accept).map_err(|error| match error {
+        let frame = read_frame(&mut Incoming(self), accept).map_err(|error| match error {
             ReadError::Closed | ReadError::Cut => TalkError::Closed,
             ReadError::TimedOut => TalkError::TimedOut,
             ReadError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionReset => TalkError::Closed,
@@ -221,7 +237,8 @@ impl Talk {
             let _ = self.stream.shutdown(Shutdown::Write);
             self.allow(Duration::from_millis(200));
             let mut scrap = [0; 4096];
-            while matches!(UntilDeadline(&mut self).read(&mut scrap), Ok(1..)) {}
+            let mut from = UntilDeadline { stream: &self.stream, deadline: self.deadline };
+            while matches!(from.read(&mut scrap), Ok(1..)) {}
         }
         TalkError::WeRefused(refusal)
     }
@@ -252,21 +269,42 @@ impl Talk {
     }
 
     fn left(&self) -> Result<Duration, TalkError> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        // Zero would mean "for ever" to the socket.
-        if left.is_zero() { Err(TalkError::TimedOut) } else { Ok(left.max(Duration::from_millis(1))) }
+        time_left(self.deadline).ok_or(TalkError::TimedOut)
     }
 }
 
-/// Reads from the talk's socket; a peer that sends one byte at a time does not win time by it.
-struct UntilDeadline<'a>(&'a mut Talk);
+/// Reads what the peer sends, opened if it is sealed.
+struct Incoming<'a>(&'a mut Talk);
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let Talk { stream, seal, deadline, .. } = &mut *self.0;
+        let mut from = UntilDeadline { stream, deadline: *deadline };
+        match seal {
+            Some(seal) => seal.opener.read(&mut from, into),
+            None => from.read(into),
+        }
+    }
+}
+
+/// Reads from the socket; a peer that sends one byte at a time does not win time by it.
+struct UntilDeadline<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+}
 
 impl Read for UntilDeadline<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        let left = self.0.left().map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?;
-        self.0.stream.set_read_timeout(Some(left))?;
-        self.0.stream.read(into)
+        let left = time_left(self.deadline).ok_or(std::io::ErrorKind::TimedOut)?;
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(into)
     }
+}
+
+/// `None` when it is over; never zero, which would mean "for ever" to a socket.
+fn time_left(deadline: Instant) -> Option<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then(|| left.max(Duration::from_millis(1)))
 }
 
 /// An unexpected message.

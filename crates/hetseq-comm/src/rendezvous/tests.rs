@@ -1,7 +1,7 @@
 //! Meetings in which one party is played by hand, to misbehave in ways that `Group::join` never does.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, sleep, spawn};
 
 use super::greeting::Party;
@@ -36,7 +36,8 @@ fn dial(port: u16) -> TcpStream {
 /// Greets rank 0 as `rank` and says hello with `hello_rank`.
 fn sit_down(rank: usize, hello_rank: u64, world: u64, port: u16) -> Talk {
     let mut talk = Talk::new(dial(port), HANDSHAKE).unwrap();
-    greeting::dial(&mut talk, &Party { rank, generation: 0, credentials: &Credentials::None }, 0).unwrap();
+    greeting::dial(&mut talk, &Party { rank, generation: 0, credentials: &Credentials::None, encrypt: false }, 0)
+        .unwrap();
     let hello = Hello {
         rank: hello_rank,
         world,
@@ -112,7 +113,7 @@ fn a_door_between_ranks_opens_only_to_this_group() {
     let door = roster.members[1].listener.unwrap();
     let knock = |rank: usize, generation: u64| {
         let mut talk = Talk::new(TcpStream::connect(door).unwrap(), HANDSHAKE).unwrap();
-        greeting::dial(&mut talk, &Party { rank, generation, credentials: &Credentials::None }, 1)?;
+        greeting::dial(&mut talk, &Party { rank, generation, credentials: &Credentials::None, encrypt: false }, 1)?;
         talk.receive().map(|message| (message, talk))
     };
     let earlier_run = knock(2, roster.generation ^ 1);

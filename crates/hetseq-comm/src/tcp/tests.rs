@@ -1,6 +1,5 @@
 //! A real link against a peer that is played by hand, byte by byte.
 
-use std::io::Read;
 use std::net::TcpListener;
 
 use super::*;
@@ -16,7 +15,7 @@ fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
     let bell = Arc::<Bell>::default();
-    let link = link(stream, GENERATION, &bell, options).unwrap();
+    let link = link(Connection { stream, seal: None }, GENERATION, &bell, options).unwrap();
     let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
     let mut mesh = Mesh::new(0, GENERATION, hosts, vec![None, Some(link)], bell, options);
     mesh.context = "update 7".to_owned();

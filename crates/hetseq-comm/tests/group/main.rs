@@ -7,5 +7,6 @@ mod collectives;
 mod failure;
 mod meeting;
 mod ranks;
+mod sealed;
 mod secrets;
 mod strangers;

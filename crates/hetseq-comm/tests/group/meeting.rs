@@ -250,6 +250,35 @@ fn a_wrong_or_missing_secret_is_refused_and_the_run_goes_on() {
 }
 
 #[test]
+fn encryption_on_one_side_only_is_named_on_both() {
+    let encrypted = |rank, encrypt| Options { encrypt, ..with_secret(rank, Some("squirrel")) };
+    for [zero, one] in [[true, false], [false, true]] {
+        let port = free_port();
+        let first = join(place(0, 2, HERE, port), Options { join: Duration::from_secs(1), ..encrypted(0, zero) });
+        let text = join(place(1, 2, HERE, port), encrypted(1, one)).join().unwrap().unwrap_err().to_string();
+        let expected = format!("comm.encrypt is {one} on the newcomer and {zero} on the rank it came to");
+        assert!(text.contains(&expected), "{text}");
+        let text = first.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains(&expected), "{text}");
+    }
+    let alone = Options { encrypt: true, ..options(0) };
+    let error = join(place(0, 2, HERE, free_port()), alone).join().unwrap().unwrap_err();
+    assert!(matches!(error, CommError::Misuse { .. }), "{error}");
+}
+
+#[test]
+fn a_wrong_secret_opens_no_encrypted_door_either() {
+    let encrypted = |rank, secret| Options { encrypt: true, ..with_secret(rank, Some(secret)) };
+    let port = free_port();
+    let zero = join(place(0, 2, HERE, port), encrypted(0, "squirrel"));
+    let text = join(place(1, 2, HERE, port), encrypted(1, "badger")).join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("the shared secrets differ"), "{text}");
+    let one = join(place(1, 2, HERE, port), encrypted(1, "squirrel"));
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
 fn who_was_turned_away_is_noted_when_a_rank_is_missing() {
     let port = free_port();
     let zero_options = Options { secret: Secret::Given("squirrel".into()), ..impatient(0, 400) };
