@@ -184,13 +184,13 @@ pub(crate) fn read_config(path: &Path, sets: &[String]) -> Result<ConfigSource, 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Place among the ranks (else from RANK/WORLD_SIZE/MASTER_*, SLURM_*, OMPI_*)")]
 pub(crate) struct PlaceArgs {
-    /// Where rank 0 listens: tcp://host:port
+    /// Where the ranks meet: tcp://host:port of rank 0, or file:///dir, a directory that all share
     #[arg(long, value_name = "URL")]
     distributed_init_method: Option<String>,
     /// How many ranks there are
     #[arg(long, value_name = "N")]
     distributed_world_size: Option<usize>,
-    /// Which of them this is, from 0
+    /// Which of them this is, from 0; may be left out with file://
     #[arg(long, value_name = "R")]
     distributed_rank: Option<usize>,
 }

@@ -14,7 +14,7 @@ fn main() {
     let rendezvous = Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port: 28_999 };
     std::thread::scope(|scope| {
         for rank in 0..world {
-            let place = Place { rank, world, rendezvous: rendezvous.clone(), source: "speed" };
+            let place = Place { rank: Some(rank), world, rendezvous: rendezvous.clone(), source: "speed" };
             scope.spawn(move || match run(&place, megabytes, rounds, encrypt) {
                 Ok(()) => {}
                 Err(error) => eprintln!("rank {rank}: {error}"),

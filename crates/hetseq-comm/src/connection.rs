@@ -11,6 +11,9 @@ use crate::seal::{Seal, SealedReader, SealedWriter};
 /// Several records, which are read with few system calls.
 const BUFFER_BYTES: usize = 256 << 10;
 
+pub(crate) type ReadHalf = Box<dyn Read + Send>;
+pub(crate) type WriteHalf = Box<dyn Write + Send>;
+
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
     pub(crate) seal: Option<Seal>,
@@ -18,7 +21,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// What to read from and to write to, for a thread each; the socket itself serves to set limits and to cut both off.
-    pub(crate) fn split(self) -> Result<(TcpStream, Box<dyn Read + Send>, Box<dyn Write + Send>)> {
+    pub(crate) fn split(self) -> Result<(TcpStream, ReadHalf, WriteHalf)> {
         let (from, to) = (self.stream.try_clone()?, self.stream.try_clone()?);
         let Some(Seal { opener, sealer }) = self.seal else {
             return Ok((self.stream, Box::new(from), Box::new(to)));

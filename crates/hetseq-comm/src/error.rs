@@ -125,6 +125,19 @@ pub enum CommError {
     )]
     NoSecret { path: String, reason: String, waited: Duration },
 
+    #[error(
+        "the directory {path} is no place to meet: {reason}. Name one that all ranks share and can write in \
+         (file:///shared/dir)"
+    )]
+    Directory { path: String, reason: String },
+
+    #[error(
+        "found no rank 0 at {at} within {}: {detail}. Check that all ranks share that directory, that one of them is rank \
+         0 or has no rank at all, and that no firewall is in between (comm.ports)",
+        seconds(.waited)
+    )]
+    NoMeeting { at: String, waited: Duration, detail: String },
+
     #[error("meeting the other ranks failed at {with}: {detail}")]
     Rendezvous { with: String, detail: String },
 

@@ -10,7 +10,7 @@ use crate::identity::Identity;
 use crate::lane::End;
 use crate::mesh::Mesh;
 use crate::options::Options;
-use crate::place::{Place, Rendezvous};
+use crate::place::Place;
 use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES};
 use crate::rendezvous::Doorkeeper;
 use crate::shards::Shards;
@@ -49,23 +49,17 @@ impl Group {
     ///
     /// Blocks for at most about `options.join`, plus the time to connect the ranks to each other.
     pub fn join(place: &Place, identity: &Identity, options: &Options) -> Result<Group, CommError> {
-        let Place { rank, world, rendezvous, source } = place;
-        if rank >= world {
+        let Place { rank, world, source, .. } = place;
+        if let Some(rank) = rank.filter(|rank| rank >= world) {
             let problem = format!("rank {rank} is not below the world size {world} ({source})");
             return Err(CommError::Place { problem });
         }
-        match rendezvous {
-            _ if *world == 1 => Ok(Group::alone()),
-            Rendezvous::Alone => {
-                let problem = format!("a world of {world} ranks needs a rendezvous ({source})");
-                Err(CommError::Place { problem })
-            }
-            Rendezvous::Tcp { host, port } => {
-                tracing::debug!(rank, world, host, port, source, "joining the other ranks");
-                let (mesh, keeper) = rendezvous::meet(*rank, *world, host, *port, identity, &options.bounded())?;
-                Ok(Group { mesh, _keeper: keeper })
-            }
+        if *world == 1 {
+            return Ok(Group::alone());
         }
+        tracing::debug!(?place, "joining the other ranks");
+        let (mesh, keeper) = rendezvous::meet(place, identity, &options.bounded())?;
+        Ok(Group { mesh, _keeper: keeper })
     }
 
     /// This rank's number, from 0.

@@ -1,8 +1,9 @@
 //! How ranks find each other: from "rank 2 of 4, tcp://alpha:2900" to a mesh of connected links.
 //!
-//! 1. Rank 0 listens (`host.rs`), the others dial it (`guest.rs`), greet, prove the secret and say who
-//!    they are. Rank 0 checks that all run the same thing.
-//! 2. When all are there, rank 0 hands out the roster with a new generation; the others connect
+//! 1. Rank 0 listens, at an address that all know (`fixed.rs`) or that it writes into a shared directory
+//!    (`directory.rs`); the others dial it, greet and prove the secret (`greeting.rs`), and say who they are. Rank 0
+//!    checks that all run the same thing (`host.rs`, `table.rs`).
+//! 2. When all are there, rank 0 hands out the roster with a new generation; the others (`guest.rs`) connect
 //!    pairwise, the higher rank dialling the lower (`pairing.rs`). Connections to rank 0 are kept.
 //! 3. Everybody reports, rank 0 says start: from then on the connections carry frames of the group.
 //!
@@ -11,30 +12,36 @@
 //! (`strangers.rs`). Called by `Group::join`.
 
 mod admission;
+mod directory;
 mod doorkeeper;
+mod fixed;
 mod greeting;
 mod guest;
 mod host;
+mod notice;
 mod pairing;
 mod reception;
 mod refusal;
+mod seeker;
 mod strangers;
+mod table;
 mod talk;
 
 pub(crate) use doorkeeper::Doorkeeper;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fixed::Fixed;
+
 use crate::connection::Connection;
-use crate::error::CommError;
+use crate::error::{CommError, shown};
 use crate::identity::Identity;
 use crate::lane::Bell;
 use crate::mesh::Mesh;
 use crate::options::Options;
-use crate::secret::{Credentials, Key, Secret};
-use crate::secret_file::{self, SecretFile};
+use crate::place::{Place, Rendezvous};
+use crate::secret::Secret;
 use crate::tcp;
 
 /// How long a connection may take to greet, prove and say hello; a silent stranger is dropped then.
@@ -49,18 +56,28 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// What rank 0 and the others have in common while they meet.
 struct Meeting<'a> {
-    rank: usize,
+    /// `None` for one that takes whatever number is left.
+    rank: Option<usize>,
     world: usize,
-    host: &'a str,
-    port: u16,
+    /// The rendezvous as the user wrote it.
+    at: String,
     /// What this rank is called.
     name: String,
     identity: &'a Identity,
     options: &'a Options,
+    began: Instant,
+}
+
+impl Meeting<'_> {
+    /// How much of the time for all to come is left.
+    fn left(&self) -> Duration {
+        self.options.join.saturating_sub(self.began.elapsed())
+    }
 }
 
 /// The result of a meeting: who is there, and a connection to each.
 struct Met {
+    rank: usize,
     generation: u64,
     names: Vec<String>,
     connections: Vec<Option<Connection>>,
@@ -70,20 +87,26 @@ struct Met {
 
 /// Meets the other ranks.
 pub(crate) fn meet(
-    rank: usize,
-    world: usize,
-    host: &str,
-    port: u16,
+    place: &Place,
     identity: &Identity,
     options: &Options,
 ) -> Result<(Mesh, Option<Doorkeeper>), CommError> {
-    if options.encrypt && matches!(options.secret, Secret::None) {
-        let what = "encryption needs a secret, from which its keys are made".to_owned();
-        return Err(CommError::Misuse { operation: "join", what });
-    }
-    let name = crate::error::shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
-    let meeting = Meeting { rank, world, host, port, name, identity, options };
-    let met = if rank == 0 { host::host(&meeting)? } else { guest::visit(&meeting)? };
+    let name = shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
+    let Place { rank, world, .. } = *place;
+    let at = place.rendezvous.to_string();
+    let meeting = Meeting { rank, world, at, name, identity, options, began: Instant::now() };
+    let met = match &place.rendezvous {
+        Rendezvous::Tcp { .. } if options.encrypt && matches!(options.secret, Secret::None) => {
+            let what = "encryption needs a secret, from which its keys are made".to_owned();
+            return Err(CommError::Misuse { operation: "join", what });
+        }
+        Rendezvous::Tcp { host, port } => Fixed { meeting: &meeting, host, port: *port }.meet()?,
+        Rendezvous::Directory(dir) => directory::meet(&meeting, dir)?,
+        Rendezvous::Alone => {
+            let problem = format!("a world of {world} ranks needs a rendezvous ({})", place.source);
+            return Err(CommError::Place { problem });
+        }
+    };
     let bell = Arc::<Bell>::default();
     let mut links = Vec::with_capacity(world);
     for connection in met.connections {
@@ -92,44 +115,8 @@ pub(crate) fn meet(
             None => None,
         });
     }
-    tracing::info!("rank {rank} of {world}: all are connected");
-    Ok((Mesh::new(rank, met.generation, met.names, links, bell, options), met.keeper))
-}
-
-impl Meeting<'_> {
-    /// The rendezvous as the user wrote it.
-    fn address(&self) -> String {
-        let host = self.host;
-        if host.contains(':') { format!("tcp://[{host}]:{}", self.port) } else { format!("tcp://{host}:{}", self.port) }
-    }
-
-    /// Rank 0's: with a file for the others, if that is where they look for it. Called when the port is ours, so that
-    /// a second rank 0 does not replace the secret of the first.
-    fn issue_secret(&self) -> Result<(Credentials, Option<SecretFile>), CommError> {
-        let Some(path) = self.secret_file() else { return Ok((self.find_secret()?, None)) };
-        let cannot = |reason| CommError::SecretFile { path: path.display().to_string(), reason };
-        let file = SecretFile::make(&path).map_err(cannot)?;
-        Ok((Credentials::File(Ok(Key::new(file.secret()))), Some(file)))
-    }
-
-    /// The others', as it is now: rank 0 may replace its file at any time.
-    fn find_secret(&self) -> Result<Credentials, CommError> {
-        if let Some(path) = self.secret_file() {
-            return Ok(Credentials::File(secret_file::read(&path).map(|secret| Key::new(&secret))));
-        }
-        match &self.options.secret {
-            Secret::Given(secret) => Credentials::given(secret),
-            Secret::None | Secret::InDirectory(_) => Ok(Credentials::None),
-        }
-    }
-
-    /// By the port, so that an evaluation beside a training in the same directory has a secret of its own.
-    fn secret_file(&self) -> Option<PathBuf> {
-        match &self.options.secret {
-            Secret::InDirectory(dir) => Some(dir.join(format!(".secret-{}", self.port))),
-            Secret::None | Secret::Given(_) => None,
-        }
-    }
+    tracing::info!("rank {} of {world}: all are connected", met.rank);
+    Ok((Mesh::new(met.rank, met.generation, met.names, links, bell, options), met.keeper))
 }
 
 /// Says when to tell the user that we still wait: after two seconds, then every ten.

@@ -36,6 +36,24 @@ pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> 
     best.map(Some).ok_or_else(|| CommError::NoInterface { wanted: wanted.to_owned(), available: available() })
 }
 
+/// Where others may reach a listener of ours, the likeliest first: the chosen address, else those of all interfaces.
+pub(crate) fn own_addresses(chosen: Option<IpAddr>, port: u16) -> Result<Vec<SocketAddr>, CommError> {
+    if let Some(ip) = chosen.filter(|ip| !ip.is_unspecified()) {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let source = |source| CommError::System { what: "list its network interfaces", reason: source };
+    let mut ips: Vec<IpAddr> = if_addrs::get_if_addrs().map_err(source)?.iter().map(if_addrs::Interface::ip).collect();
+    // A link-local address needs a scope that means nothing on another machine. Loopback is for ranks on this one; on
+    // another it leads to somebody who does not know the meeting.
+    ips.retain(|ip| match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    });
+    ips.sort_by_key(|ip| (ip.is_loopback(), ip.is_ipv6(), *ip));
+    ips.dedup();
+    Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
+}
+
 /// Rank 0's listener on the rendezvous port.
 pub(crate) fn listen_at(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, CommError> {
     listen(ip, port).map_err(|(address, source)| match source.kind() {

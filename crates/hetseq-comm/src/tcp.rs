@@ -5,13 +5,13 @@
 //! queued, and a heartbeat when nothing is, so heartbeats flow while the rank computes. Who is at the
 //! other end was settled by `rendezvous/`.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::connection::Connection;
+use crate::connection::{Connection, ReadHalf, WriteHalf};
 use crate::error::{CommError, shown};
 use crate::frame::{Accept, FRAME_LIMIT_BYTES, Frame, FrameError, Kind, ReadError, read_frame_into};
 use crate::lane::{Bell, End, Lane, Next};
@@ -99,7 +99,7 @@ impl Drop for EndOnDrop<'_> {
 
 struct Reader {
     stream: TcpStream,
-    from: Box<dyn Read + Send>,
+    from: ReadHalf,
     lane: Arc<Lane>,
     generation: u64,
     silence: Duration,
@@ -145,7 +145,7 @@ impl Reader {
 
 struct Writer {
     stream: TcpStream,
-    to: Box<dyn Write + Send>,
+    to: WriteHalf,
     lane: Arc<Lane>,
     bell: Arc<Bell>,
     generation: u64,

@@ -40,10 +40,11 @@ impl<T: Task> Crew<T> {
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = parse_devices(&config.run.devices, cores)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
-        let slowdown = config.emulate.slowdown.get(options.place.rank).copied().unwrap_or(1.0);
-        let devices = Devices::start(&task, &layout, &specs, slowdown, config.comm.progress())?;
+        let mut devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
         let identity = identity(command, config, &task.fingerprint(), &layout)?;
         let mut group = Group::join(&options.place, &identity, &comm_options(config, options))?;
+        // Not before: a rank may get its number only now.
+        devices.slow_down(config.emulate.slowdown.get(group.rank()).copied().unwrap_or(1.0));
         let members: Vec<Member> = devices
             .names()
             .map(|name| Member {

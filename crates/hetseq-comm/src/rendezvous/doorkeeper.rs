@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::admission::Limits;
+use super::notice::Posted;
 use super::reception::{Arrival, Door, Reception};
 use super::refusal::Refusal;
 use super::strangers::Strangers;
@@ -20,12 +21,19 @@ use crate::secret_file::SecretFile;
 /// Without anything to do.
 const IDLE: Duration = Duration::from_secs(3600);
 
+/// What rank 0 left in the file system for the others to find. It stays as long as the door, so that one who comes late
+/// is told so instead of searching in vain, and goes when this is dropped.
+pub(super) enum Left {
+    Nothing,
+    Secret(#[expect(dead_code, reason = "its drop removes the file")] SecretFile),
+    Notice(#[expect(dead_code, reason = "its drop removes the file")] Arc<Posted>),
+}
+
 /// Closes the door when dropped.
 pub(crate) struct Doorkeeper {
     door: Arc<Door>,
     thread: Option<JoinHandle<()>>,
-    /// Stays as long as the door, so that one who comes late can be told so instead of searching for the secret.
-    _secret_file: Option<SecretFile>,
+    _left: Left,
 }
 
 impl Doorkeeper {
@@ -33,7 +41,7 @@ impl Doorkeeper {
         reception: Reception<(Talk, Hello)>,
         strangers: Strangers,
         world: usize,
-        secret_file: Option<SecretFile>,
+        left: Left,
     ) -> Result<Doorkeeper, CommError> {
         reception.limit(Limits::UNDER_WAY);
         let door = reception.door();
@@ -41,7 +49,7 @@ impl Doorkeeper {
         let run = move || keep(&reception, strangers, world, began);
         let thread = std::thread::Builder::new().name("hetseq-keeper".to_owned()).spawn(run);
         let thread = thread.map_err(|source| CommError::System { what: "start a thread", reason: source })?;
-        Ok(Doorkeeper { door, thread: Some(thread), _secret_file: secret_file })
+        Ok(Doorkeeper { door, thread: Some(thread), _left: left })
     }
 }
 

@@ -14,7 +14,7 @@ use crate::secret::{Claim, Credentials, Nonce, Role, SecretKind, random};
 
 /// One end of a greeting.
 pub(super) struct Party<'a> {
-    pub(super) rank: usize,
+    pub(super) rank: Option<usize>,
     pub(super) generation: u64,
     pub(super) credentials: &'a Credentials,
     pub(super) encrypt: bool,
@@ -25,7 +25,7 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
     let nonce = random().map_err(TalkError::Io)?;
     talk.send(&Message::Greeting(me.greeting(nonce)))?;
     let theirs = receive(talk)?;
-    if theirs.generation != me.generation || theirs.rank != whom as u64 {
+    if theirs.generation != me.generation || theirs.rank != Some(whom as u64) {
         return Err(TalkError::WeRefused(Refusal::OtherGroup));
     }
     if theirs.encrypt != me.encrypt {
@@ -47,8 +47,8 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
     };
     let claim = Claim {
         generation: me.generation,
-        dialer_rank: me.rank as u64,
-        answerer_rank: theirs.rank,
+        dialer_rank: number(me.numbered()),
+        answerer_rank: number(theirs.rank),
         dialer_nonce: nonce,
         answerer_nonce: theirs.nonce,
     };
@@ -76,7 +76,7 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
 
 /// Greets as the one who was dialled; gives the talk back with the rank that the other claims and, with
 /// a secret, has proven to be entitled to.
-pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), TalkError> {
+pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, Option<u64>), TalkError> {
     let theirs = match receive(&mut talk) {
         Ok(greeting) => greeting,
         Err(TalkError::Frame(FrameError::Version { theirs, ours })) => {
@@ -100,8 +100,8 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), Talk
         // Over a nonce that was drawn just now: what somebody recorded earlier proves nothing.
         let claim = Claim {
             generation: me.generation,
-            dialer_rank: theirs.rank,
-            answerer_rank: me.rank as u64,
+            dialer_rank: number(theirs.rank),
+            answerer_rank: number(me.numbered()),
             dialer_nonce: theirs.nonce,
             answerer_nonce: nonce,
         };
@@ -126,9 +126,23 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, u64), Talk
 
 impl Party<'_> {
     fn greeting(&self, nonce: Nonce) -> Greeting {
-        let Party { rank, generation, credentials, encrypt } = self;
-        Greeting { rank: *rank as u64, generation: *generation, nonce, secret: credentials.kind(), encrypt: *encrypt }
+        Greeting {
+            rank: self.numbered(),
+            generation: self.generation,
+            nonce,
+            secret: self.credentials.kind(),
+            encrypt: self.encrypt,
+        }
     }
+
+    fn numbered(&self) -> Option<u64> {
+        self.rank.map(|rank| rank as u64)
+    }
+}
+
+/// For a claim; no rank has the number that stands for "any".
+fn number(rank: Option<u64>) -> u64 {
+    rank.unwrap_or(u64::MAX)
 }
 
 fn receive(talk: &mut Talk) -> Result<Greeting, TalkError> {

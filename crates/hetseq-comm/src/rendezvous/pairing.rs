@@ -22,54 +22,54 @@ use crate::socket;
 const RETRY: Duration = Duration::from_millis(200);
 const ATTEMPT: Duration = Duration::from_secs(5);
 
+/// One rank's view of the pairing.
+pub(super) struct Pairing<'a> {
+    pub(super) meeting: &'a Meeting<'a>,
+    pub(super) rank: usize,
+    pub(super) roster: &'a Roster,
+    pub(super) credentials: &'a Credentials,
+    pub(super) ip: Option<IpAddr>,
+}
+
 /// A connection to each rank above 0 but this one. `home` is the talk with rank 0: a word from it before
 /// this is done means that the run is called off.
 pub(super) fn pair(
-    meeting: &Meeting<'_>,
-    roster: &Roster,
+    this: &Pairing<'_>,
     listener: Option<TcpListener>,
-    credentials: &Credentials,
-    ip: Option<IpAddr>,
     home: &mut Talk,
 ) -> Result<Vec<Option<Connection>>, CommError> {
+    let Pairing { meeting, rank, roster, .. } = *this;
     let deadline = Instant::now() + PAIRING;
     let mut connections: Vec<Option<Connection>> = (0..meeting.world).map(|_| None).collect();
-    for (lower, connection) in connections.iter_mut().enumerate().take(meeting.rank).skip(1) {
-        *connection = Some(dial(meeting, roster, lower, credentials, ip, home, deadline)?);
+    for (lower, connection) in connections.iter_mut().enumerate().take(rank).skip(1) {
+        *connection = Some(dial(this, lower, home, deadline)?);
     }
     if let Some(listener) = listener {
-        let (rank, generation, encrypt) = (meeting.rank, roster.generation, meeting.options.encrypt);
-        let credentials = credentials.clone();
+        let (rank, generation, encrypt) = (Some(rank), roster.generation, meeting.options.encrypt);
+        let credentials = this.credentials.clone();
         let greet = move |talk| greeting::answer(talk, &Party { rank, generation, credentials: &credentials, encrypt });
         let door = Reception::open(listener, Limits::gathering(meeting.world), greet)?;
-        admit(meeting, roster, door, home, deadline, &mut connections)?;
+        admit(this, &door, home, deadline, &mut connections)?;
     }
     Ok(connections)
 }
 
-fn dial(
-    meeting: &Meeting<'_>,
-    roster: &Roster,
-    lower: usize,
-    credentials: &Credentials,
-    ip: Option<IpAddr>,
-    home: &mut Talk,
-    deadline: Instant,
-) -> Result<Connection, CommError> {
+fn dial(this: &Pairing<'_>, lower: usize, home: &mut Talk, deadline: Instant) -> Result<Connection, CommError> {
+    let Pairing { meeting, rank, roster, credentials, ip } = *this;
     let member = &roster.members[lower];
     let what = format!("rank {lower} ({})", member.name);
     let Some(announced) = member.listener else {
         let detail = "it announced no address".to_owned();
         return Err(CommError::Rendezvous { with: what, detail });
     };
-    let here = home.local().map_err(|error| error.into_error(meeting.rank, &what))?;
+    let here = home.local().map_err(|error| error.into_error(&what))?;
     let address = reachable(announced, here.ip(), home.peer().ip());
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let attempt = socket::dial(address, ip, left.min(ATTEMPT)).map_err(TalkError::Io);
         let greeted = attempt.and_then(|stream| {
             let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
-            let (rank, generation, encrypt) = (meeting.rank, roster.generation, meeting.options.encrypt);
+            let (rank, generation, encrypt) = (Some(rank), roster.generation, meeting.options.encrypt);
             greeting::dial(&mut talk, &Party { rank, generation, credentials, encrypt }, lower)?;
             match talk.receive()? {
                 Message::Accepted => Ok(talk.into_connection()),
@@ -80,7 +80,7 @@ fn dial(
             Ok(connection) => return Ok(connection),
             Err(TalkError::Io(error)) => error.to_string(),
             Err(error @ (TalkError::Closed | TalkError::TimedOut)) => error.to_string(),
-            Err(error) => return Err(error.into_error(meeting.rank, &what)),
+            Err(error) => return Err(error.into_error(&what)),
         };
         check_home(meeting, home)?;
         if Instant::now() + RETRY >= deadline {
@@ -103,17 +103,16 @@ fn reachable(announced: SocketAddr, here: IpAddr, zero: IpAddr) -> SocketAddr {
 
 /// Lets the higher ranks in.
 fn admit(
-    meeting: &Meeting<'_>,
-    roster: &Roster,
-    door: Reception<(Talk, u64)>,
+    this: &Pairing<'_>,
+    door: &Reception<(Talk, Option<u64>)>,
     home: &mut Talk,
     deadline: Instant,
     connections: &mut [Option<Connection>],
 ) -> Result<(), CommError> {
+    let Pairing { meeting, roster, .. } = *this;
     let mut strangers = Strangers::default();
     loop {
-        let missing: Vec<usize> =
-            (meeting.rank + 1..meeting.world).filter(|rank| connections[*rank].is_none()).collect();
+        let missing: Vec<usize> = (this.rank + 1..meeting.world).filter(|rank| connections[*rank].is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -136,7 +135,7 @@ fn admit(
                     }
                 }
                 Arrival::Came((talk, rank)) => {
-                    let expected = missing.iter().find(|missing| **missing as u64 == rank);
+                    let expected = missing.iter().find(|missing| Some(**missing as u64) == rank);
                     match expected.filter(|rank| connections[**rank].is_none()) {
                         Some(rank) => connections[*rank] = accept(talk),
                         None => turn_away(meeting, talk, rank),
@@ -156,8 +155,9 @@ fn accept(mut talk: Talk) -> Option<Connection> {
     }
 }
 
-fn turn_away(meeting: &Meeting<'_>, talk: Talk, rank: u64) {
+fn turn_away(meeting: &Meeting<'_>, talk: Talk, rank: Option<u64>) {
     let address = talk.peer();
+    let rank = rank.unwrap_or(u64::MAX);
     let taken = Refusal::Taken { rank, name: meeting.name.clone(), address: address.to_string() };
     let why = talk.refuse(taken);
     tracing::warn!("turned away {address}: {why}");
@@ -168,10 +168,10 @@ fn check_home(meeting: &Meeting<'_>, home: &mut Talk) -> Result<(), CommError> {
     if !home.has_news() {
         return Ok(());
     }
-    let with = format!("rank 0 at {}", meeting.address());
+    let with = format!("rank 0 at {}", meeting.at);
     match home.receive() {
-        Ok(message) => Err(unexpected("refusal", &message).into_error(meeting.rank, &with)),
-        Err(error) => Err(error.into_error(meeting.rank, &with)),
+        Ok(message) => Err(unexpected("refusal", &message).into_error(&with)),
+        Err(error) => Err(error.into_error(&with)),
     }
 }
 

@@ -47,8 +47,9 @@ pub(super) enum Message {
 /// The first message in both directions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Greeting {
-    pub(super) rank: u64,
-    /// 0 while there is no group yet.
+    /// `None` for one that takes whatever number is left.
+    pub(super) rank: Option<u64>,
+    /// Of the group; while there is none yet, that of the meeting, which is 0 at a fixed address.
     pub(super) generation: u64,
     pub(super) nonce: Nonce,
     pub(super) secret: SecretKind,
@@ -58,7 +59,7 @@ pub(super) struct Greeting {
 /// Who a rank is and what it runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
-    pub(super) rank: u64,
+    pub(super) rank: Option<u64>,
     pub(super) world: u64,
     pub(super) name: String,
     /// Where higher ranks reach it; the highest has no need.
@@ -69,6 +70,8 @@ pub(super) struct Hello {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Roster {
     pub(super) generation: u64,
+    /// The rank of whoever gets this.
+    pub(super) you: u64,
     pub(super) members: Vec<Member>,
 }
 
@@ -133,9 +136,9 @@ impl TalkError {
     }
 
     /// As this rank's error about `with`.
-    pub(super) fn into_error(self, rank: usize, with: &str) -> CommError {
+    pub(super) fn into_error(self, with: &str) -> CommError {
         match self {
-            TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.into_error(rank, with),
+            TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.into_error(with),
             other => CommError::Rendezvous { with: with.to_owned(), detail: other.to_string() },
         }
     }

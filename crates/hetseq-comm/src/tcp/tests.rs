@@ -1,5 +1,6 @@
 //! A real link against a peer that is played by hand, byte by byte.
 
+use std::io::Read;
 use std::net::TcpListener;
 
 use super::*;

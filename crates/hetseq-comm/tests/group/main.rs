@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod collectives;
+mod directory;
 mod failure;
 mod meeting;
 mod ranks;

@@ -37,7 +37,7 @@ fn everybody_knows_everybody() {
 fn a_world_of_one_is_alone() {
     let group = Group::join(&place(0, 1, "no.such.host.", 1), &Identity::new(), &options(0)).unwrap();
     assert_eq!(group.world(), 1);
-    let nowhere = Place { rank: 0, world: 2, rendezvous: Rendezvous::Alone, source: "the test" };
+    let nowhere = Place { rank: Some(0), world: 2, rendezvous: Rendezvous::Alone, source: "the test" };
     assert!(matches!(Group::join(&nowhere, &Identity::new(), &options(0)), Err(CommError::Place { .. })));
     let outside = place(2, 2, HERE, 1);
     assert!(matches!(Group::join(&outside, &Identity::new(), &options(0)), Err(CommError::Place { .. })));

@@ -34,7 +34,7 @@ pub(crate) fn free_port() -> u16 {
 
 pub(crate) fn place(rank: usize, world: usize, host: &str, port: u16) -> Place {
     let rendezvous = Rendezvous::Tcp { host: host.to_owned(), port };
-    Place { rank, world, rendezvous, source: "the test" }
+    Place { rank: Some(rank), world, rendezvous, source: "the test" }
 }
 
 /// Options with limits that a healthy test never meets.
