@@ -36,6 +36,8 @@ mod buffers;
 mod connection;
 mod error;
 mod frame;
+#[cfg(test)]
+mod fuzz;
 mod group;
 mod identity;
 mod lane;

@@ -139,4 +139,6 @@ impl Reminder {
 }
 
 #[cfg(test)]
+pub(crate) mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -75,6 +75,11 @@ impl Job {
         self
     }
 
+    /// Where rank 0 listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn in_dir(mut self, cwd: &Path) -> Self {
         self.cwd = Some(cwd.to_owned());
         self
@@ -109,7 +114,7 @@ impl Job {
     pub(crate) fn start_rank(&self, rank: usize, cluster: &mut Cluster) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hetseq"));
         // Nothing of a scheduler or of the developer's shell reaches the ranks.
-        command.env_clear().args(&self.args).args(&self.ranks[rank].args).envs(self.ranks[rank].env.clone());
+        command.env_clear().args(&self.args).args(&self.ranks[rank].args);
         if let Some(cwd) = &self.cwd {
             command.current_dir(cwd);
         }
@@ -120,6 +125,7 @@ impl Job {
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", self.ranks.len().to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", self.port.to_string());
         }
+        command.envs(self.ranks[rank].env.clone());
         let member = cluster.members.len();
         let log = |stream| fs::File::create(cluster.log(member, stream)).unwrap().into_parts().0;
         command.stdin(Stdio::null()).stdout(log("out")).stderr(log("err"));

@@ -11,6 +11,7 @@ mod data;
 mod reference;
 mod run_dir;
 
+mod attacks;
 mod directory;
 mod eval;
 mod exact;

@@ -177,6 +177,7 @@ impl<T: Send + 'static> Acceptor<T> {
             let arrival = match greeted {
                 Ok(guest) => Arrival::Came(guest),
                 Err(_) if taken.load(Ordering::Acquire) => Arrival::TurnedAway { address, why: TalkError::Crowded },
+                Err(_) if door.is_closing() => Arrival::TurnedAway { address, why: TalkError::Closing },
                 Err(why) => Arrival::TurnedAway { address, why },
             };
             // Fails only when the meeting is over, and then nobody is interested.

@@ -113,6 +113,8 @@ pub(super) enum TalkError {
     Unexpected { expected: &'static str, got: &'static str },
     #[error("there were too many connections at once")]
     Crowded,
+    #[error("it had not said who it is when the door closed")]
+    Closing,
     #[error("{}", .0.reason())]
     RefusedUs(Refusal),
     #[error("{}", .0.reason())]
@@ -131,6 +133,7 @@ impl TalkError {
             TalkError::Frame(_) => "a damaged message",
             TalkError::Unexpected { .. } => "an unexpected message",
             TalkError::Crowded => "too many at once",
+            TalkError::Closing => "silent until the end",
             TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.kind(),
         }
     }
@@ -225,11 +228,7 @@ impl Talk {
             let kind = frame.kind.name();
             return Err(TalkError::Frame(FrameError::OutOfPlace { kind }));
         }
-        match postcard::from_bytes(&frame.payload) {
-            Ok(Message::Refused(refusal)) => Err(TalkError::RefusedUs(refusal)),
-            Ok(message) => Ok(message),
-            Err(_) => Err(TalkError::Unexpected { expected: "message", got: "message of another kind" }),
-        }
+        decode(&frame.payload)
     }
 
     /// Says no and why, and gives the peer a moment to read it.
@@ -273,6 +272,15 @@ impl Talk {
 
     fn left(&self) -> Result<Duration, TalkError> {
         time_left(self.deadline).ok_or(TalkError::TimedOut)
+    }
+}
+
+/// A message from its bytes; a refusal is an error.
+pub(super) fn decode(payload: &[u8]) -> Result<Message, TalkError> {
+    match postcard::from_bytes(payload) {
+        Ok(Message::Refused(refusal)) => Err(TalkError::RefusedUs(refusal)),
+        Ok(message) => Ok(message),
+        Err(_) => Err(TalkError::Unexpected { expected: "message", got: "message of another kind" }),
     }
 }
 
