@@ -32,7 +32,8 @@ pub(crate) enum Command {
 /// Train, alone or as one rank of several. Goes on from the newest checkpoint if there is one.
 ///
 /// Several machines: start the same command on each, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set (or under
-/// Slurm or mpirun, which set their own), or with the --distributed flags. Ctrl-C or SIGTERM on any rank finishes the
+/// Slurm or mpirun, which set their own), or with the --distributed flags. If they do not share the run directory, set
+/// the same HETSEQ_SECRET on all. Ctrl-C or SIGTERM on any rank finishes the
 /// update on all ranks, saves, and exits with 75; the same command resumes, also with another number of ranks.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {

@@ -17,7 +17,8 @@ pub(crate) type Nonce = [u8; 32];
 pub(crate) type Proof = [u8; 32];
 
 /// How to come by a secret of one's own, as the end of a message.
-pub(crate) const ADVICE: &str = "set the same HETSEQ_SECRET on all ranks (one is made by: openssl rand -hex 16)";
+pub(crate) const ADVICE: &str = "set HETSEQ_SECRET to the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16) \
+                                 makes one, give its value to the others";
 
 /// Where a rank has the secret from that lets it join. All ranks of a run must have it from the same kind of place.
 #[derive(Clone, Default)]

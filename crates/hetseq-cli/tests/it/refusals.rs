@@ -213,7 +213,7 @@ fn a_rank_that_does_not_see_the_run_directory() {
     let job = train(&dir).ranks(2).set("comm.join_s", 2).set("run.max_updates", 1);
     let job = job.set_on(1, "run.dir", &elsewhere.path().display().to_string());
     let ended = job.start().wait(SOON);
-    let advice = "set the same HETSEQ_SECRET on all ranks (one is made by: openssl rand -hex 16)";
+    let advice = "set HETSEQ_SECRET to the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16)";
     assert_said(&ended[0], 1, &["rank 1 of 2 did not come", "does not see the file with this run's secret", advice]);
     let path = elsewhere.path().join(".secret-").display().to_string();
     assert_said(&ended[1], 1, &[&path, "it is not there", advice]);

@@ -3,6 +3,7 @@
 //!
 //! It does not know what a greeting is or what becomes of who came; `host.rs`, `pairing.rs` and `doorkeeper.rs` do.
 
+use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -155,6 +156,8 @@ impl<T: Send + 'static> Acceptor<T> {
             }
             match accepted {
                 Ok((stream, address)) => self.receive(stream, canonical(address)),
+                // One that is gone before it was let in must not hold up the next.
+                Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) => {}
                 Err(_) => std::thread::sleep(SHORTAGE),
             }
         }

@@ -68,7 +68,7 @@ fn a_rank_that_does_not_see_the_directory_is_told_what_to_do() {
     let text = error.to_string();
     assert!(matches!(error, CommError::NoSecret { .. }), "{text}");
     let path = elsewhere.path().join(format!(".secret-{port}"));
-    for part in [&path.display().to_string(), "it is not there", "set the same HETSEQ_SECRET on all ranks"] {
+    for part in [&path.display().to_string(), "it is not there", "set HETSEQ_SECRET to the same on all ranks"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     // One that holds something else there, and one that others could have read.
