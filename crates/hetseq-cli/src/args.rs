@@ -32,7 +32,8 @@ pub(crate) enum Command {
 /// Train, alone or as one rank of several. Goes on from the newest checkpoint if there is one.
 ///
 /// Several machines: start the same command on each, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set (or under
-/// Slurm or mpirun, which set their own), or with the --distributed flags. Ctrl-C or SIGTERM on any rank finishes the
+/// Slurm or mpirun, which set their own), or with the --distributed flags. If they do not share the run directory, set
+/// the same HETSEQ_SECRET on all. Ctrl-C or SIGTERM on any rank finishes the
 /// update on all ranks, saves, and exits with 75; the same command resumes, also with another number of ranks.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
@@ -121,6 +122,9 @@ pub(crate) struct BenchCommArgs {
     /// How much of the sum each rank adds up, one weight per rank: 1,1,1,0 spares the last
     #[arg(long, value_delimiter = ',')]
     pub(crate) own: Vec<f64>,
+    /// Encrypt what travels
+    #[arg(long)]
+    pub(crate) encrypt: bool,
     /// Timed rounds; the median is reported
     #[arg(long, default_value_t = 9, value_parser = at_least_one())]
     pub(crate) rounds: u32,
@@ -246,13 +250,13 @@ pub(crate) fn read_config(path: &Path, sets: &[String]) -> Result<ConfigSource, 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Place among the ranks (else from RANK/WORLD_SIZE/MASTER_*, SLURM_*, OMPI_*)")]
 pub(crate) struct PlaceArgs {
-    /// Where rank 0 listens: tcp://host:port
+    /// Where the ranks meet: tcp://host:port of rank 0, or file:///dir, a directory that all share
     #[arg(long, value_name = "URL")]
     distributed_init_method: Option<String>,
     /// How many ranks there are
     #[arg(long, value_name = "N")]
     distributed_world_size: Option<usize>,
-    /// Which of them this is, from 0
+    /// Which of them this is, from 0; may be left out with file://
     #[arg(long, value_name = "R")]
     distributed_rank: Option<usize>,
 }

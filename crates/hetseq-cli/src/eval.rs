@@ -10,11 +10,11 @@ use crate::train::secret;
 
 pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
-    let place = args.place.find()?;
-    let rank = place.rank;
-    let options = RunOptions { place, weight: None, resume: Resume::Auto, reset: Reset::default(), secret: secret()? };
+    let (place, secret) = (args.place.find()?, secret()?);
+    let options = RunOptions { place, weight: None, resume: Resume::Auto, reset: Reset::default(), secret };
     let (path, evaluation) = tasks.eval(&source, &options, args.checkpoint.as_deref())?;
-    if rank == 0 {
+    // Rank 0 alone knows it, and speaks for all.
+    if let Some(path) = path {
         if args.json {
             let mut object = serde_json::to_value(&evaluation)?;
             object["checkpoint"] = path.display().to_string().into();

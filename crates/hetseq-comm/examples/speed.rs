@@ -1,11 +1,11 @@
 //! How long one reduction takes on loopback: `cargo run --release -p hetseq-comm --example speed`.
 //!
-//! Arguments: megabytes (440), ranks (2), rounds (5), route (direct or ring), wire (f32 or bf16). A development aid
+//! Arguments: megabytes (440), ranks (2), rounds (5), route (direct or ring), wire (f32 or bf16), `encrypt`. A development aid
 //! whose ranks are threads; `hetseq bench comm` has them as processes.
 
 use std::time::Instant;
 
-use hetseq_comm::{Group, Identity, Options, Place, Rendezvous, Route, Shards, Wire};
+use hetseq_comm::{Group, Identity, Options, Place, Rendezvous, Route, Secret, Shards, Wire};
 
 fn main() {
     let argument = |at: usize, or: usize| std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(or);
@@ -16,7 +16,7 @@ fn main() {
     let rendezvous = Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port: 28_999 };
     std::thread::scope(|scope| {
         for rank in 0..world {
-            let place = Place { rank, world, rendezvous: rendezvous.clone(), source: "speed" };
+            let place = Place { rank: Some(rank), world, rendezvous: rendezvous.clone(), source: "speed" };
             scope.spawn(move || match run(&place, megabytes, rounds, wire, route) {
                 Ok(()) => {}
                 Err(error) => eprintln!("rank {rank}: {error}"),
@@ -26,7 +26,9 @@ fn main() {
 }
 
 fn run(place: &Place, megabytes: usize, rounds: usize, wire: Wire, route: Route) -> Result<(), hetseq_comm::CommError> {
-    let mut group = Group::join(place, &Identity::new(), &Options::default())?;
+    let encrypt = std::env::args().any(|text| text == "encrypt");
+    let options = Options { encrypt, secret: Secret::Given("speed".to_owned()), ..Options::default() };
+    let mut group = Group::join(place, &Identity::new(), &options)?;
     let mut data = vec![1.0f32; megabytes * 1_000_000 / 4];
     let shards = Shards::even(data.len(), group.world());
     for round in 0..rounds {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::frame::FrameError;
+use crate::secret::ADVICE;
 
 /// What this rank was doing when something failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +111,32 @@ pub enum CommError {
         seconds(.waited)
     )]
     Unreachable { what: String, address: String, waited: Duration, detail: String },
+
+    #[error(
+        "cannot leave this run's secret in {path}: {reason}. Make that directory one that can be written (run.dir), or \
+         {ADVICE}"
+    )]
+    SecretFile { path: String, reason: String },
+
+    #[error(
+        "this rank has not got the run's secret within {}: rank 0 leaves it in its run directory, and here {path} is no \
+         use: {reason}. If this machine does not see rank 0's run directory, {ADVICE}",
+        seconds(.waited)
+    )]
+    NoSecret { path: String, reason: String, waited: Duration },
+
+    #[error(
+        "the directory {path} is no place to meet: {reason}. Name one that all ranks share and can write in \
+         (file:///shared/dir)"
+    )]
+    Directory { path: String, reason: String },
+
+    #[error(
+        "found no rank 0 at {at} within {}: {detail}. Check that all ranks share that directory, that one of them is rank \
+         0 or has no rank at all, and that no firewall is in between (comm.ports)",
+        seconds(.waited)
+    )]
+    NoMeeting { at: String, waited: Duration, detail: String },
 
     #[error("meeting the other ranks failed at {with}: {detail}")]
     Rendezvous { with: String, detail: String },

@@ -348,7 +348,7 @@ mod tests {
             refused(&bytes)
         };
         assert!(matches!(with(0, b'G'), FrameError::Magic { .. }));
-        assert_eq!(with(4, 9), FrameError::Version { theirs: 9, ours: PROTOCOL });
+        assert_eq!(with(4, 99), FrameError::Version { theirs: 99, ours: PROTOCOL });
         assert!(matches!(with(5, 99), FrameError::Kind { kind: 99, .. }));
         assert!(matches!(with(7, 1), FrameError::Kind { .. }));
         assert_eq!(with(8, 8), FrameError::Generation { theirs: 8, ours: 9 });

@@ -11,8 +11,9 @@ use crate::identity::Identity;
 use crate::link::End;
 use crate::mesh::Mesh;
 use crate::options::Options;
-use crate::place::{Place, Rendezvous};
+use crate::place::Place;
 use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES, Route};
+use crate::rendezvous::Doorkeeper;
 use crate::shards::Shards;
 use crate::{local, rendezvous};
 
@@ -22,6 +23,8 @@ use crate::{local, rendezvous};
 /// unusable. Dropping it without [`Group::close`] tells the others that this rank failed.
 pub struct Group {
     mesh: Mesh,
+    /// On rank 0 of a network, for as long as the group lives.
+    _keeper: Option<Doorkeeper>,
 }
 
 impl std::fmt::Debug for Group {
@@ -35,35 +38,29 @@ impl Group {
     pub fn alone() -> Group {
         let options = Options::default();
         let hosts = vec![options.shown_name()];
-        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options) }
+        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options), _keeper: None }
     }
 
     /// The `local` engine: one group per thread of this process, in rank order.
     pub fn local(world: usize, options: &Options) -> Vec<Group> {
-        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh }).collect()
+        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh, _keeper: None }).collect()
     }
 
     /// The `tcp` engine: meets the other ranks and returns when all are connected to all.
     ///
     /// Blocks for at most about `options.join`, plus the time to connect the ranks to each other.
     pub fn join(place: &Place, identity: &Identity, options: &Options) -> Result<Group, CommError> {
-        let Place { rank, world, rendezvous, source } = place;
-        if rank >= world {
+        let Place { rank, world, source, .. } = place;
+        if let Some(rank) = rank.filter(|rank| rank >= world) {
             let problem = format!("rank {rank} is not below the world size {world} ({source})");
             return Err(CommError::Place { problem });
         }
-        match rendezvous {
-            _ if *world == 1 => Ok(Group::alone()),
-            Rendezvous::Alone => {
-                let problem = format!("a world of {world} ranks needs a rendezvous ({source})");
-                Err(CommError::Place { problem })
-            }
-            Rendezvous::Tcp { host, port } => {
-                tracing::debug!(rank, world, host, port, source, "joining the other ranks");
-                let mesh = rendezvous::meet(*rank, *world, host, *port, identity, &options.bounded())?;
-                Ok(Group { mesh })
-            }
+        if *world == 1 {
+            return Ok(Group::alone());
         }
+        tracing::debug!(?place, "joining the other ranks");
+        let (mesh, keeper) = rendezvous::meet(place, identity, &options.bounded())?;
+        Ok(Group { mesh, _keeper: keeper })
     }
 
     /// This rank's number, from 0.

@@ -33,8 +33,11 @@
 
 mod buffers;
 mod codec;
+mod connection;
 mod error;
 mod frame;
+#[cfg(test)]
+mod fuzz;
 mod group;
 mod heart;
 mod identity;
@@ -47,7 +50,9 @@ mod outgoing;
 mod place;
 mod reduce;
 mod rendezvous;
+mod seal;
 mod secret;
+mod secret_file;
 mod shards;
 mod socket;
 mod tcp;
@@ -60,4 +65,5 @@ pub use identity::Identity;
 pub use options::Options;
 pub use place::{Place, PlaceFlags, Rendezvous};
 pub use reduce::Route;
+pub use secret::Secret;
 pub use shards::Shards;

@@ -4,11 +4,11 @@
 //! engine carries the frames is not visible here. The rank's own thread does everything: while it waits it looks at the
 //! health of *every* link, so a dead peer is reported although another one is awaited.
 
-use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::buffers::{Payload, Pool};
+use crate::connection::Connection;
 use crate::error::{CommError, Moment};
 use crate::frame::{Frame, FrameError, Kind};
 use crate::heart::Heart;
@@ -82,13 +82,14 @@ impl Mesh {
         rank: usize,
         generation: u64,
         hosts: Vec<String>,
-        streams: Vec<Option<TcpStream>>,
+        connections: Vec<Option<Connection>>,
         options: &Options,
     ) -> Result<Mesh, CommError> {
         let mut mesh = Mesh::new(rank, generation, hosts, Vec::new(), Arc::default(), options);
-        mesh.pool = Pool::new(streams.len());
-        for stream in streams {
-            let wire = stream.map(|stream| Wire::new(stream, generation, &mesh.pool, options)).transpose()?;
+        mesh.pool = Pool::new(connections.len());
+        for connection in connections {
+            let wire =
+                connection.map(|connection| Wire::new(connection, generation, &mesh.pool, options)).transpose()?;
             mesh.wires.extend(wire.clone());
             mesh.links.push(wire.map(Link::Wire));
         }

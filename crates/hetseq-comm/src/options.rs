@@ -6,8 +6,10 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Settings of a [`crate::Group`]. Ranks need not have equal ones, except for the secret.
-#[derive(Clone)]
+use crate::secret::Secret;
+
+/// Settings of a [`crate::Group`]. Ranks need not have equal ones, except for `secret` and `encrypt`.
+#[derive(Clone, Debug)]
 pub struct Options {
     /// A peer from which not one byte came for this long is dead. Heartbeats flow also while a rank computes.
     pub silence: Duration,
@@ -21,8 +23,10 @@ pub struct Options {
     pub interface: Option<String>,
     /// Ports for the connections between ranks, for sites with a firewall; by default the system chooses.
     pub ports: Option<RangeInclusive<u16>>,
-    /// Shared by all ranks; a process that does not know it cannot join. It proves membership, it does not encrypt.
-    pub secret: Option<String>,
+    /// Shared by all ranks; a process that does not know it cannot join.
+    pub secret: Secret,
+    /// Encrypt everything between the ranks. Equal on all of them; needs a secret.
+    pub encrypt: bool,
     /// What this rank is called in messages; by default the host name.
     pub name: Option<String>,
 }
@@ -35,24 +39,10 @@ impl Default for Options {
             join: Duration::from_secs(5 * 60),
             interface: None,
             ports: None,
-            secret: None,
+            secret: Secret::None,
+            encrypt: false,
             name: None,
         }
-    }
-}
-
-/// Written by hand so that the secret never reaches a log.
-impl std::fmt::Debug for Options {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Options")
-            .field("silence", &self.silence)
-            .field("progress", &self.progress)
-            .field("join", &self.join)
-            .field("interface", &self.interface)
-            .field("ports", &self.ports)
-            .field("secret", &self.secret.as_ref().map(|_| "(set)"))
-            .field("name", &self.name)
-            .finish()
     }
 }
 
@@ -84,7 +74,7 @@ mod tests {
 
     #[test]
     fn debug_hides_the_secret() {
-        let options = Options { secret: Some("hunter2".into()), ..Options::default() };
+        let options = Options { secret: Secret::Given("hunter2".into()), ..Options::default() };
         assert!(!format!("{options:?}").contains("hunter2"));
     }
 

@@ -8,7 +8,8 @@
 //!
 //! 1. **Flags** `--distributed-init-method`, `--distributed-world-size`, `--distributed-rank`. A missing
 //!    world size or rank is taken from the variables below, a missing address from `MASTER_ADDR` and
-//!    `MASTER_PORT`. `env://` means: as if no flags were given.
+//!    `MASTER_PORT`. `env://` means: as if no flags were given. With `file:///shared/dir` no rank is needed: rank 0
+//!    hands out the numbers.
 //! 2. **`RANK`**, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, as torchrun sets them.
 //! 3. **`OMPI_COMM_WORLD_RANK`** and `OMPI_COMM_WORLD_SIZE`. The address is `MASTER_ADDR`, else this
 //!    machine if all ranks are on it; the port is `MASTER_PORT`, else made from the job's name. Before
@@ -22,6 +23,9 @@
 mod address;
 mod hostlist;
 
+use std::fmt;
+use std::path::PathBuf;
+
 use crate::error::CommError;
 
 /// Where the ranks meet.
@@ -31,12 +35,27 @@ pub enum Rendezvous {
     Alone,
     /// Rank 0 listens on this port; `host` is a name or an address without brackets.
     Tcp { host: String, port: u16 },
+    /// The ranks share this directory and find each other by files in it.
+    Directory(PathBuf),
+}
+
+/// As users write it.
+impl fmt::Display for Rendezvous {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rendezvous::Alone => out.write_str("nowhere"),
+            Rendezvous::Tcp { host, port } if host.contains(':') => write!(out, "tcp://[{host}]:{port}"),
+            Rendezvous::Tcp { host, port } => write!(out, "tcp://{host}:{port}"),
+            Rendezvous::Directory(path) => write!(out, "file://{}", path.display()),
+        }
+    }
 }
 
 /// This process among the ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    pub rank: usize,
+    /// `None` where rank 0 hands out the numbers, which it can when the ranks meet in a directory.
+    pub rank: Option<usize>,
     pub world: usize,
     pub rendezvous: Rendezvous,
     /// Which flags or variables it came from, for messages.
@@ -73,7 +92,7 @@ impl Place {
     }
 
     fn alone(source: &'static str) -> Place {
-        Place { rank: 0, world: 1, rendezvous: Rendezvous::Alone, source }
+        Place { rank: Some(0), world: 1, rendezvous: Rendezvous::Alone, source }
     }
 }
 
@@ -130,24 +149,26 @@ fn from_flags(flags: &PlaceFlags, from_env: bool, env: &Env<'_>) -> Result<Place
             .1
             .map_or_else(|| problem(format!("{WORLD} is missing; say how many ranks there are")), Ok)?,
     };
-    let rank = match flags.rank {
-        Some(rank) => rank,
-        None if world == 1 => 0,
-        None => numbers_from_env(env)?
-            .0
-            .map_or_else(|| problem(format!("{RANK} is missing; give every process its own number from 0")), Ok)?,
-    };
-    check_range(rank, world, RANK, WORLD)?;
     let rendezvous = match &flags.init_method {
         // The address is checked even if one process does not need it: a typo should not wait for the
         // day when there are two.
         Some(method) if !from_env => match address::rendezvous(method) {
-            Ok((host, port)) => Rendezvous::Tcp { host, port },
+            Ok(rendezvous) => rendezvous,
             Err(why) => return problem(format!("--distributed-init-method is {method:?}: {why}")),
         },
         _ if world == 1 => Rendezvous::Alone,
         _ => env.master(&format!("{WORLD} is {world} without --distributed-init-method tcp://host:port"))?,
     };
+    let rank = match flags.rank {
+        Some(rank) => Some(rank),
+        None if world == 1 => Some(0),
+        None => numbers_from_env(env)?.0,
+    };
+    match (rank, &rendezvous) {
+        (Some(rank), _) => check_range(rank, world, RANK, WORLD)?,
+        (None, Rendezvous::Directory(_)) => check_range(0, world, RANK, WORLD)?,
+        (None, _) => return problem(format!("{RANK} is missing; give every process its own number from 0")),
+    }
     let rendezvous = if world == 1 { Rendezvous::Alone } else { rendezvous };
     Ok(Place { rank, world, rendezvous, source: FLAGS })
 }
@@ -192,7 +213,7 @@ fn from_torchrun(rank: usize, env: &Env<'_>) -> Result<Place, CommError> {
         return Ok(Place::alone(TORCHRUN));
     }
     let rendezvous = env.master(&format!("WORLD_SIZE is {world}"))?;
-    Ok(Place { rank, world, rendezvous, source: TORCHRUN })
+    Ok(Place { rank: Some(rank), world, rendezvous, source: TORCHRUN })
 }
 
 fn from_slurm(rank: usize, step: String, env: &Env<'_>) -> Result<Place, CommError> {
@@ -219,7 +240,7 @@ fn from_slurm(rank: usize, step: String, env: &Env<'_>) -> Result<Place, CommErr
             return problem("SLURM_JOB_ID is not set, so no port can be made from it; set MASTER_PORT");
         }
     };
-    Ok(Place { rank, world, rendezvous: Rendezvous::Tcp { host, port }, source: SLURM })
+    Ok(Place { rank: Some(rank), world, rendezvous: Rendezvous::Tcp { host, port }, source: SLURM })
 }
 
 fn first_slurm_host(env: &Env<'_>) -> Result<String, CommError> {
@@ -259,7 +280,7 @@ fn from_mpi(rank: usize, env: &Env<'_>) -> Result<Place, CommError> {
             return problem("mpirun gave no job name to make a port from; set MASTER_PORT");
         }
     };
-    Ok(Place { rank, world, rendezvous: Rendezvous::Tcp { host, port }, source: MPI })
+    Ok(Place { rank: Some(rank), world, rendezvous: Rendezvous::Tcp { host, port }, source: MPI })
 }
 
 fn check_range(rank: usize, world: usize, rank_name: &str, world_name: &str) -> Result<(), CommError> {

@@ -1,30 +1,45 @@
 //! How ranks find each other: from "rank 2 of 4, tcp://alpha:2900" to a mesh of connected links.
 //!
-//! 1. Rank 0 listens (`host.rs`), the others dial it (`guest.rs`), greet, prove the secret and say who
-//!    they are. Rank 0 checks that all run the same thing.
-//! 2. When all are there, rank 0 hands out the roster with a new generation; the others connect
+//! 1. Rank 0 listens, at an address that all know (`fixed.rs`) or that it writes into a shared directory
+//!    (`directory.rs`); the others dial it, greet and prove the secret (`greeting.rs`), and say who they are. Rank 0
+//!    checks that all run the same thing (`host.rs`, `table.rs`).
+//! 2. When all are there, rank 0 hands out the roster with a new generation; the others (`guest.rs`) connect
 //!    pairwise, the higher rank dialling the lower (`pairing.rs`). Connections to rank 0 are kept.
 //! 3. Everybody reports, rank 0 says start: from then on the connections carry frames of the group.
 //!
-//! It is over once the group exists: the listeners are closed and a newcomer needs a new group. Called
-//! by `Group::join`.
+//! Once the group exists nobody else can join it: the listeners between ranks are closed, and rank 0's stays open only
+//! to say so (`doorkeeper.rs`). What strangers may do meanwhile is bounded (`reception.rs`, `admission.rs`) and logged
+//! (`strangers.rs`). Called by `Group::join`.
 
+mod admission;
+mod directory;
+mod doorkeeper;
+mod fixed;
 mod greeting;
 mod guest;
 mod host;
+mod notice;
 mod pairing;
 mod reception;
 mod refusal;
+mod seeker;
+mod strangers;
+mod table;
 mod talk;
 
-use std::net::TcpStream;
+pub(crate) use doorkeeper::Doorkeeper;
+
 use std::time::{Duration, Instant};
 
-use crate::error::CommError;
+use fixed::Fixed;
+
+use crate::connection::Connection;
+use crate::error::{CommError, shown};
 use crate::identity::Identity;
 use crate::mesh::Mesh;
 use crate::options::Options;
-use crate::secret::Key;
+use crate::place::{Place, Rendezvous};
+use crate::secret::Secret;
 
 /// How long a connection may take to greet, prove and say hello; a silent stranger is dropped then.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -38,48 +53,60 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// What rank 0 and the others have in common while they meet.
 struct Meeting<'a> {
-    rank: usize,
+    /// `None` for one that takes whatever number is left.
+    rank: Option<usize>,
     world: usize,
-    host: &'a str,
-    port: u16,
+    /// The rendezvous as the user wrote it.
+    at: String,
     /// What this rank is called.
     name: String,
-    key: Option<Key>,
     identity: &'a Identity,
     options: &'a Options,
+    began: Instant,
+}
+
+impl Meeting<'_> {
+    /// How much of the time for all to come is left.
+    fn left(&self) -> Duration {
+        self.options.join.saturating_sub(self.began.elapsed())
+    }
 }
 
 /// The result of a meeting: who is there, and a connection to each.
 struct Met {
+    rank: usize,
     generation: u64,
     names: Vec<String>,
-    streams: Vec<Option<TcpStream>>,
+    connections: Vec<Option<Connection>>,
+    /// On rank 0.
+    keeper: Option<Doorkeeper>,
 }
 
 /// Meets the other ranks.
 pub(crate) fn meet(
-    rank: usize,
-    world: usize,
-    host: &str,
-    port: u16,
+    place: &Place,
     identity: &Identity,
     options: &Options,
-) -> Result<Mesh, CommError> {
-    let key = Key::from_secret(options.secret.as_deref())?;
-    let name = crate::error::shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
-    let meeting = Meeting { rank, world, host, port, name, key, identity, options };
-    let met = if rank == 0 { host::host(&meeting)? } else { guest::visit(&meeting)? };
-    let mesh = Mesh::over_wires(rank, met.generation, met.names, met.streams, options)?;
-    tracing::info!("rank {rank} of {world}: all are connected");
-    Ok(mesh)
-}
-
-impl Meeting<'_> {
-    /// The rendezvous as the user wrote it.
-    fn address(&self) -> String {
-        let host = self.host;
-        if host.contains(':') { format!("tcp://[{host}]:{}", self.port) } else { format!("tcp://{host}:{}", self.port) }
-    }
+) -> Result<(Mesh, Option<Doorkeeper>), CommError> {
+    let name = shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
+    let Place { rank, world, .. } = *place;
+    let at = place.rendezvous.to_string();
+    let meeting = Meeting { rank, world, at, name, identity, options, began: Instant::now() };
+    let met = match &place.rendezvous {
+        Rendezvous::Tcp { .. } if options.encrypt && matches!(options.secret, Secret::None) => {
+            let what = "encryption needs a secret, from which its keys are made".to_owned();
+            return Err(CommError::Misuse { operation: "join", what });
+        }
+        Rendezvous::Tcp { host, port } => Fixed { meeting: &meeting, host, port: *port }.meet()?,
+        Rendezvous::Directory(dir) => directory::meet(&meeting, dir)?,
+        Rendezvous::Alone => {
+            let problem = format!("a world of {world} ranks needs a rendezvous ({})", place.source);
+            return Err(CommError::Place { problem });
+        }
+    };
+    let mesh = Mesh::over_wires(met.rank, met.generation, met.names, met.connections, options)?;
+    tracing::info!("rank {} of {world}: all are connected", met.rank);
+    Ok((mesh, met.keeper))
 }
 
 /// Says when to tell the user that we still wait: after two seconds, then every ten.
@@ -101,5 +128,7 @@ impl Reminder {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,93 @@
-//! Proof that both ends of a new connection know the shared secret, without sending it.
+//! The secret that all ranks of a run share: where it comes from, and proof of knowing it without sending it.
 //!
 //! Challenge and response: each side draws a nonce and hashes both nonces, its role and what the
-//! connection is for under a key made from the secret. It does not encrypt what follows and does not
-//! tie the proof to the connection's bytes: it keeps strangers out, not an attacker on the path. Called
-//! by `rendezvous/greeting.rs`.
+//! connection is for under a key made from the secret. By itself that keeps strangers out, not an attacker on the
+//! path: what follows is neither encrypted nor tied to the proof, unless the connection is sealed (`seal.rs`, under
+//! another key made from the same secret). The file that a secret may lie in is `secret_file.rs`. Called by
+//! `rendezvous/`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::CommError;
 
 pub(crate) type Nonce = [u8; 32];
 pub(crate) type Proof = [u8; 32];
+
+/// How to come by a secret of one's own, as the end of a message.
+pub(crate) const ADVICE: &str = "set HETSEQ_SECRET to the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16) \
+                                 makes one, give its value to the others";
+
+/// Where a rank has the secret from that lets it join. All ranks of a run must have it from the same kind of place.
+#[derive(Clone, Default)]
+pub enum Secret {
+    /// There is none: whoever reaches the port may join. For tests; a run never does this.
+    #[default]
+    None,
+    /// As given; the program takes it from `HETSEQ_SECRET`.
+    Given(String),
+    /// Rank 0 draws one at each start and leaves it in this directory, in a file that only its owner may read; the
+    /// other ranks wait for it there. With a rendezvous in a shared directory it lies there instead.
+    InDirectory(PathBuf),
+}
+
+/// Written by hand so that the secret never reaches a log.
+impl fmt::Debug for Secret {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Secret::None => out.write_str("None"),
+            Secret::Given(_) => out.write_str("Given(..)"),
+            Secret::InDirectory(path) => out.debug_tuple("InDirectory").field(path).finish(),
+        }
+    }
+}
+
+/// What a rank tells about its secret in clear, so that a mismatch of habits is not taken for a wrong secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SecretKind {
+    None,
+    Given,
+    File,
+}
+
+/// What a rank can show at a door.
+#[derive(Clone)]
+pub(crate) enum Credentials {
+    None,
+    Given(Key),
+    /// From a file, or why it is of no use (yet).
+    File(Result<Key, String>),
+}
+
+impl Credentials {
+    /// An empty secret is refused: it is an unset variable, not a wish.
+    pub(crate) fn given(secret: &str) -> Result<Credentials, CommError> {
+        if secret.trim().is_empty() {
+            return Err(CommError::Misuse {
+                operation: "join",
+                what: "the shared secret is empty; set it to some text on all ranks, or not at all".to_owned(),
+            });
+        }
+        Ok(Credentials::Given(Key::new(secret)))
+    }
+
+    pub(crate) fn kind(&self) -> SecretKind {
+        match self {
+            Credentials::None => SecretKind::None,
+            Credentials::Given(_) => SecretKind::Given,
+            Credentials::File(_) => SecretKind::File,
+        }
+    }
+
+    pub(crate) fn key(&self) -> Option<&Key> {
+        match self {
+            Credentials::Given(key) | Credentials::File(Ok(key)) => Some(key),
+            Credentials::None | Credentials::File(Err(_)) => None,
+        }
+    }
+}
 
 /// Which end of a connection proves. In the hash, so that a proof cannot be sent back to its author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,21 +106,35 @@ pub(crate) struct Claim {
     pub(crate) answerer_nonce: Nonce,
 }
 
-/// The key made from a secret; the secret itself is not kept.
+impl Claim {
+    /// Every field has a fixed size, so no two claims share their bytes.
+    pub(crate) fn to_bytes(self) -> [u8; 88] {
+        let mut bytes = [0; 88];
+        bytes[..8].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.dialer_rank.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.answerer_rank.to_le_bytes());
+        bytes[24..56].copy_from_slice(&self.dialer_nonce);
+        bytes[56..].copy_from_slice(&self.answerer_nonce);
+        bytes
+    }
+}
+
+/// The keys made from a secret, one for each use; the secret itself is not kept.
 #[derive(Clone)]
-pub(crate) struct Key([u8; 32]);
+pub(crate) struct Key {
+    proving: [u8; 32],
+    sealing: [u8; 32],
+}
 
 impl Key {
-    /// `None` without a secret. An empty one is refused: it is an unset variable, not a wish.
-    pub(crate) fn from_secret(secret: Option<&str>) -> Result<Option<Key>, CommError> {
-        match secret {
-            None => Ok(None),
-            Some(secret) if secret.trim().is_empty() => Err(CommError::Misuse {
-                operation: "join",
-                what: "the shared secret is empty; set it to some text on all ranks, or not at all".to_owned(),
-            }),
-            Some(secret) => Ok(Some(Key(blake3::derive_key("hetseq-comm shared secret v1", secret.as_bytes())))),
-        }
+    pub(crate) fn new(secret: &str) -> Key {
+        let derive = |purpose| blake3::derive_key(purpose, secret.as_bytes());
+        Key { proving: derive("hetseq-comm shared secret v1"), sealing: derive("hetseq-comm encryption v1") }
+    }
+
+    /// For `seal.rs`.
+    pub(crate) fn for_sealing(&self) -> [u8; 32] {
+        self.sealing
     }
 
     pub(crate) fn prove(&self, role: Role, claim: &Claim) -> Proof {
@@ -54,14 +147,9 @@ impl Key {
     }
 
     fn hash(&self, role: Role, claim: &Claim) -> blake3::Hash {
-        // Every field has a fixed size, so no two claims share their bytes.
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        let mut hasher = blake3::Hasher::new_keyed(&self.proving);
         hasher.update(&[role as u8]);
-        hasher.update(&claim.generation.to_le_bytes());
-        hasher.update(&claim.dialer_rank.to_le_bytes());
-        hasher.update(&claim.answerer_rank.to_le_bytes());
-        hasher.update(&claim.dialer_nonce);
-        hasher.update(&claim.answerer_nonce);
+        hasher.update(&claim.to_bytes());
         hasher.finalize()
     }
 }
@@ -83,8 +171,7 @@ mod tests {
 
     #[test]
     fn a_proof_holds_for_its_secret_role_and_claim_only() {
-        let key = |secret| Key::from_secret(Some(secret)).unwrap().unwrap();
-        let (right, wrong) = (key("right"), key("wrong"));
+        let (right, wrong) = (Key::new("right"), Key::new("wrong"));
         let proof = right.prove(Role::Dialer, &claim());
         assert!(right.verify(Role::Dialer, &claim(), &proof));
         assert!(!wrong.verify(Role::Dialer, &claim(), &proof));
@@ -102,7 +189,11 @@ mod tests {
 
     #[test]
     fn an_empty_secret_is_refused() {
-        assert!(Key::from_secret(None).unwrap().is_none());
-        assert!(Key::from_secret(Some(" ")).is_err());
+        assert!(Credentials::given(" ").is_err());
+    }
+
+    #[test]
+    fn debug_hides_the_secret() {
+        assert!(!format!("{:?}", Secret::Given("hunter2".into())).contains("hunter2"));
     }
 }

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::error::CommError;
 use crate::options::Options;
@@ -34,6 +34,24 @@ pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> 
         listed.collect::<Vec<_>>().join(", ")
     };
     best.map(Some).ok_or_else(|| CommError::NoInterface { wanted: wanted.to_owned(), available: available() })
+}
+
+/// Where others may reach a listener of ours, the likeliest first: the chosen address, else those of all interfaces.
+pub(crate) fn own_addresses(chosen: Option<IpAddr>, port: u16) -> Result<Vec<SocketAddr>, CommError> {
+    if let Some(ip) = chosen.filter(|ip| !ip.is_unspecified()) {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let source = |source| CommError::System { what: "list its network interfaces", reason: source };
+    let mut ips: Vec<IpAddr> = if_addrs::get_if_addrs().map_err(source)?.iter().map(if_addrs::Interface::ip).collect();
+    // A link-local address needs a scope that means nothing on another machine. Loopback is for ranks on this one; on
+    // another it leads to somebody who does not know the meeting.
+    ips.retain(|ip| match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    });
+    ips.sort_by_key(|ip| (ip.is_loopback(), ip.is_ipv6(), *ip));
+    ips.dedup();
+    Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
 }
 
 /// Rank 0's listener on the rendezvous port.
@@ -89,6 +107,23 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// Ends the `accept` that another thread waits in.
+pub(crate) fn wake(listener: &TcpListener) {
+    // Linux lets go of a listener that is shut down; other systems refuse that, and a connection does it.
+    if SockRef::from(listener).shutdown(std::net::Shutdown::Both).is_ok() {
+        return;
+    }
+    if let Ok(mut address) = listener.local_addr() {
+        match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        // If nobody can connect, nobody else will either, and the thread stays until the process ends.
+        _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
+    }
+}
+
 /// Connects from the chosen interface, if any, within `limit`.
 pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std::io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
@@ -126,6 +161,18 @@ mod tests {
         }
         let error = chosen_ip(&with_interface("ib77")).unwrap_err().to_string();
         assert!(error.contains("ib77") && error.contains("127.0.0.1"), "{error}");
+    }
+
+    #[test]
+    fn a_thread_that_accepts_is_woken() {
+        let listener = listen_at(None, 0).unwrap();
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept().is_err());
+            std::thread::sleep(Duration::from_millis(50));
+            wake(&listener);
+            // Whether with an error or with a connection depends on the system.
+            let _ = accepting.join().unwrap();
+        });
     }
 
     #[test]

@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::buffers::{Payload, Pool};
+use crate::connection::Connection;
 use crate::error::{CommError, shown};
 use crate::frame::{Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, Kind, Partial, ReadError};
 use crate::link::{End, Next, locked};
 use crate::options::Options;
+use crate::seal::{Opened, Seal};
 
 /// A reason longer than this says no more.
 pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
@@ -30,6 +32,7 @@ const AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
 pub(crate) struct Wire {
     /// Shared, so that the lock is not held while sleeping on it.
     stream: Arc<TcpStream>,
+    seal: Option<Seal>,
     accept: Accept,
     pool: Arc<Pool>,
     silence: Duration,
@@ -73,11 +76,12 @@ impl Parcel {
 
 impl Wire {
     pub(crate) fn new(
-        stream: TcpStream,
+        connection: Connection,
         generation: u64,
         pool: &Arc<Pool>,
         options: &Options,
     ) -> Result<Arc<Mutex<Wire>>, CommError> {
+        let Connection { stream, seal } = connection;
         let prepare = || {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)
@@ -86,6 +90,7 @@ impl Wire {
         let now = Instant::now();
         Ok(Arc::new(Mutex::new(Wire {
             stream: Arc::new(stream),
+            seal,
             accept: Accept { generation, limit_bytes: FRAME_LIMIT_BYTES },
             pool: pool.clone(),
             silence: options.silence,
@@ -127,10 +132,23 @@ impl Wire {
         if small {
             head.extend_from_slice(&frame.payload);
         }
-        let parcel = Parcel { head, body: (!small).then(|| frame.payload.clone()), written: 0 };
+        let body = (!small).then(|| frame.payload.clone());
+        let parcel = match self.sealed(head, body) {
+            Ok(parcel) => parcel,
+            Err(error) => return self.lose(&error),
+        };
         self.queued_bytes += parcel.bytes();
         self.queue.push_back(parcel);
         self.write();
+    }
+
+    /// What goes over the line: the frame as it is, or encrypted.
+    fn sealed(&mut self, head: Vec<u8>, body: Option<Arc<Payload>>) -> std::io::Result<Parcel> {
+        let Some(seal) = &mut self.seal else { return Ok(Parcel { head, body, written: 0 }) };
+        let mut records = Vec::new();
+        seal.sealer.write(&mut records, &head)?;
+        seal.sealer.write(&mut records, body.as_deref().map_or(&[], |body| &body[..]))?;
+        Ok(Parcel { head: records, body: None, written: 0 })
     }
 
     /// Writes what the line takes; tells whether it took anything.
@@ -149,10 +167,7 @@ impl Wire {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => {
-                    self.silence_queue();
-                    // The peer's last words may be there to read; if not, this is how it left.
-                    self.read(usize::MAX);
-                    self.end.get_or_insert_with(|| End::Closed(format!("connection lost: {error}")));
+                    self.lose(&error);
                     return true;
                 }
             }
@@ -163,10 +178,14 @@ impl Wire {
         moved
     }
 
-    fn silence_queue(&mut self) {
+    /// Nothing can be written any more.
+    fn lose(&mut self, error: &std::io::Error) {
         self.mute = true;
         self.queue.clear();
         self.queued_bytes = 0;
+        // The peer's last words may be there to read; if not, this is how it left.
+        self.read(usize::MAX);
+        self.end.get_or_insert_with(|| End::Closed(format!("connection lost: {error}")));
     }
 
     pub(crate) fn next(&mut self) -> Next {
@@ -189,7 +208,8 @@ impl Wire {
         let mut moved = false;
         while self.end.is_none() && (self.ahead.is_empty() || self.ahead_bytes < room) {
             let had = self.partial.bytes();
-            let read = self.partial.read(&mut &*self.stream, self.accept, &self.pool);
+            let mut from = Opened { from: &*self.stream, opener: self.seal.as_mut().map(|seal| &mut seal.opener) };
+            let read = self.partial.read(&mut from, self.accept, &self.pool);
             if !matches!(read, Err(ReadError::NotYet)) || self.partial.bytes() > had {
                 self.heard = Instant::now();
             }

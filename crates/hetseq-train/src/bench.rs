@@ -48,7 +48,7 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
     let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
     let specs =
         parse_devices(&request.devices, cores).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
-    let devices = Devices::start(&task, &layout, &specs, 1.0, config.comm.progress())?;
+    let devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
     let loader = Loader::start(task.clone(), config.run.seed, config.comm.progress())?;
     let mut optimizer = Optimizer::new(&config.optim.optimizer(), &layout)?;
     let mut parameters: Arc<Vec<f32>> = Arc::new(flat::initial::<T::Model>(&layout, config.run.seed));

@@ -147,6 +147,8 @@ pub struct Comm {
     pub progress_s: f64,
     /// How long to wait for all ranks at the start.
     pub join_s: f64,
+    /// Encrypt everything between the ranks.
+    pub encrypt: bool,
     /// Network interface or address to listen on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
@@ -206,6 +208,7 @@ impl Default for Comm {
             silence_s: 60.0,
             progress_s: 1800.0,
             join_s: 300.0,
+            encrypt: false,
             interface: None,
             ports: None,
             wire: WireType::default(),

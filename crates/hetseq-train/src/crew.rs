@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use hetseq_comm::{Group, Options};
+use hetseq_comm::{Group, Options, Secret};
 use hetseq_optim::Layout;
 
-use crate::config::{Comm, Config};
+use crate::config::Config;
 use crate::devices::{Devices, parse_devices};
 use crate::error::TrainError;
 use crate::flat;
 use crate::identity::identity;
 use crate::roster::{Member, Roster};
-use crate::run::RunOptions;
+use crate::run::{RunOptions, run_dir};
 use crate::task::{Task, TaskError, Which};
 
 pub(crate) struct Crew<T: Task> {
@@ -40,10 +40,11 @@ impl<T: Task> Crew<T> {
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = parse_devices(&config.run.devices, cores)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
-        let slowdown = config.emulate.slowdown.get(options.place.rank).copied().unwrap_or(1.0);
-        let devices = Devices::start(&task, &layout, &specs, slowdown, config.comm.progress())?;
+        let mut devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
         let identity = identity(command, config, &task.fingerprint(), &layout)?;
-        let mut group = Group::join(&options.place, &identity, &comm_options(&config.comm, options))?;
+        let mut group = Group::join(&options.place, &identity, &comm_options(config, options))?;
+        // Not before: a rank may get its number only now.
+        devices.slow_down(config.emulate.slowdown.get(group.rank()).copied().unwrap_or(1.0));
         let members: Vec<Member> = devices
             .names()
             .map(|name| Member {
@@ -79,14 +80,17 @@ pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
     }
 }
 
-fn comm_options(comm: &Comm, options: &RunOptions) -> Options {
+fn comm_options<C>(config: &Config<C>, options: &RunOptions) -> Options {
+    let comm = &config.comm;
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),
         progress: comm.progress(),
         join: Duration::from_secs_f64(comm.join_s),
         interface: comm.interface.clone(),
         ports: comm.ports.map(|[first, last]| first..=last),
-        secret: options.secret.clone(),
+        // A run is never open to everybody: if nothing is set, who may use the run directory may join.
+        secret: options.secret.clone().map_or_else(|| Secret::InDirectory(run_dir(config)), Secret::Given),
+        encrypt: comm.encrypt,
         name: None,
     }
 }

@@ -28,6 +28,7 @@ pub(crate) struct Devices<T: Task> {
     workers: Vec<Worker<T>>,
     terms: usize,
     parameters: usize,
+    slowdown: f64,
 }
 
 struct Worker<T: Task> {
@@ -39,7 +40,7 @@ struct Worker<T: Task> {
 
 enum Order<T: Task> {
     Load(Arc<Vec<f32>>),
-    Train { jobs: Vec<Job<T>>, scales: Arc<Vec<f32>>, update_key: Key },
+    Train { jobs: Vec<Job<T>>, scales: Arc<Vec<f32>>, update_key: Key, slowdown: f64 },
     Evaluate { jobs: Vec<Job<T>> },
 }
 
@@ -58,13 +59,11 @@ pub(crate) struct LocalSum {
 }
 
 impl<T: Task> Devices<T> {
-    /// `slowdown` stretches this process's compute time by sleeping (1 = not at all), to emulate a slower machine;
     /// `patience` is how long a device may take over one order.
     pub(crate) fn start(
         task: &Arc<T>,
         layout: &Arc<Layout>,
         specs: &[DeviceSpec],
-        slowdown: f64,
         patience: Duration,
     ) -> Result<Self, TrainError> {
         let mut workers = Vec::new();
@@ -72,7 +71,7 @@ impl<T: Task> Devices<T> {
             let name = format!("cpu:{index}");
             let (orders, inbox) = channel();
             let (outbox, answers) = channel();
-            let thread = Thread { task: task.clone(), layout: layout.clone(), slowdown };
+            let thread = Thread { task: task.clone(), layout: layout.clone() };
             let threads = spec.threads;
             let pool_name = name.clone();
             let pool = rayon::ThreadPoolBuilder::new()
@@ -86,11 +85,16 @@ impl<T: Task> Devices<T> {
                 .map_err(TrainError::io(format!("starting the thread of {name}")))?;
             workers.push(Worker { name, orders, answers, patience });
         }
-        let devices = Devices { workers, terms: task.terms().len(), parameters: layout.len() };
+        let devices = Devices { workers, terms: task.terms().len(), parameters: layout.len(), slowdown: 1.0 };
         for worker in &devices.workers {
             worker.answer("building the model")?;
         }
         Ok(devices)
+    }
+
+    /// From now on stretch this process's compute time by sleeping (1 = not at all), to emulate a slower machine.
+    pub(crate) fn slow_down(&mut self, factor: f64) {
+        self.slowdown = factor;
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -116,7 +120,8 @@ impl<T: Task> Devices<T> {
     ) -> Result<LocalSum, TrainError> {
         let scales = Arc::new(scales);
         for (worker, jobs) in self.workers.iter().zip(jobs) {
-            worker.send(Order::Train { jobs, scales: scales.clone(), update_key }, "computing gradients")?;
+            let order = Order::Train { jobs, scales: scales.clone(), update_key, slowdown: self.slowdown };
+            worker.send(order, "computing gradients")?;
         }
         let mut sum = LocalSum { flat: Vec::new(), compute: Vec::new() };
         for worker in &self.workers {
@@ -184,7 +189,6 @@ fn failed(device: &str, doing: &'static str, reason: String) -> TrainError {
 struct Thread<T: Task> {
     task: Arc<T>,
     layout: Arc<Layout>,
-    slowdown: f64,
 }
 
 impl<T: Task> Thread<T> {
@@ -213,12 +217,12 @@ impl<T: Task> Thread<T> {
                 replica.load(&parameters);
                 Ok(Answer::Ready)
             }
-            Order::Train { jobs, scales, update_key } => {
+            Order::Train { jobs, scales, update_key, slowdown } => {
                 let before = thread_cpu_time();
                 let mut work = replica.gradients(&jobs, &scales, update_key)?;
-                if self.slowdown > 1.0 && !jobs.is_empty() {
+                if slowdown > 1.0 && !jobs.is_empty() {
                     let busy = thread_cpu_time().zip(before).map_or(work.compute, |(after, before)| after - before);
-                    let pause = busy.mul_f64(self.slowdown - 1.0);
+                    let pause = busy.mul_f64(slowdown - 1.0);
                     std::thread::sleep(pause);
                     work.compute += pause;
                 }

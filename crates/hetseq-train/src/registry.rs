@@ -36,13 +36,13 @@ impl Tasks {
         self.find(source)?.train(source, options)
     }
 
-    /// Score `checkpoint` (by default the best, else the newest of the run) and return which one it was.
+    /// Score `checkpoint` (by default the best, else the newest of the run). Rank 0 also gets which one it was.
     pub fn eval(
         &self,
         source: &ConfigSource,
         options: &RunOptions,
         checkpoint: Option<&Path>,
-    ) -> Result<(PathBuf, Evaluation), TrainError> {
+    ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
         self.find(source)?.eval(source, options, checkpoint)
     }
 
@@ -72,7 +72,7 @@ trait Runner {
         source: &ConfigSource,
         options: &RunOptions,
         checkpoint: Option<&Path>,
-    ) -> Result<(PathBuf, Evaluation), TrainError>;
+    ) -> Result<(Option<PathBuf>, Evaluation), TrainError>;
     fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError>;
 }
 
@@ -92,7 +92,7 @@ impl<T: Task> Runner for Of<T> {
         source: &ConfigSource,
         options: &RunOptions,
         checkpoint: Option<&Path>,
-    ) -> Result<(PathBuf, Evaluation), TrainError> {
+    ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
         run::eval::<T>(source.parse()?, options, checkpoint)
     }
 

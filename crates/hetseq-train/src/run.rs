@@ -20,15 +20,24 @@ use crate::task::{Metric, Task, TaskError};
 use crate::trainer::End;
 
 /// What the command line adds to the config.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RunOptions {
     pub place: Place,
     /// This rank's weight when the split is by weights; 1 if not given.
     pub weight: Option<f64>,
     pub resume: Resume,
     pub reset: Reset,
-    /// Shared by the ranks of a run; never logged.
+    /// Shared by the ranks of a run; never logged. If none is given, rank 0 leaves one in the run directory.
     pub secret: Option<String>,
+}
+
+/// Written by hand so that the secret never reaches a log.
+impl std::fmt::Debug for RunOptions {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RunOptions { place, weight, resume, reset, secret } = self;
+        let secret = secret.as_ref().map(|_| "(set)");
+        write!(out, "RunOptions {{ {place:?}, weight: {weight:?}, {resume:?}, {reset:?}, secret: {secret:?} }}")
+    }
 }
 
 pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<End, TrainError> {
@@ -86,7 +95,7 @@ pub(crate) fn eval<T: Task>(
     config: Config<T::Config>,
     options: &RunOptions,
     checkpoint: Option<&Path>,
-) -> Result<(PathBuf, Evaluation), TrainError> {
+) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
     let mut crew = Crew::assemble("eval", open::<T>(&config)?, &config, options)?;
     match eval_with(&mut crew, &config, checkpoint) {
         Ok(found) => {
@@ -104,21 +113,22 @@ fn eval_with<T: Task>(
     crew: &mut Crew<T>,
     config: &Config<T::Config>,
     checkpoint: Option<&Path>,
-) -> Result<(PathBuf, Evaluation), TrainError> {
+) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
     let dir = run_dir(config);
-    let mut path = PathBuf::new();
+    let mut path = None;
     let mut parameters = vec![0.0; crew.layout.len()];
     if crew.group.rank() == 0 {
         let checkpoints = Checkpoints::at(&dir);
         let found = checkpoint.map(Path::to_owned).or_else(|| checkpoints.best()).or_else(|| checkpoints.newest());
-        path = found.ok_or_else(|| {
+        let found = found.ok_or_else(|| {
             TrainError::Config(format!(
                 "{} holds no checkpoint; train first, or name one with --checkpoint",
                 dir.display()
             ))
         })?;
-        check_exists(&path, "model.safetensors", &checkpoints)?;
-        parameters = checkpoint::load_parameters(&path, &crew.layout)?;
+        check_exists(&found, "model.safetensors", &checkpoints)?;
+        parameters = checkpoint::load_parameters(&found, &crew.layout)?;
+        path = Some(found);
     }
     crew.group.broadcast(0, &mut parameters)?;
     crew.devices.load(&Arc::new(parameters))?;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use hetseq_comm::{Group, Identity, Options, Route, Shards, Wire};
+use hetseq_comm::{Group, Identity, Options, Route, Secret, Shards, Wire};
 use hetseq_metrics::median;
 use serde::Serialize;
 
@@ -91,7 +91,8 @@ struct Report {
 }
 
 fn measure(args: &BenchCommArgs) -> anyhow::Result<()> {
-    let options = Options { join: Duration::from_secs(60), secret: secret()?, ..Options::default() };
+    let secret = secret()?.map(Secret::Given).unwrap_or_default();
+    let options = Options { join: Duration::from_secs(60), secret, encrypt: args.encrypt, ..Options::default() };
     let identity = Identity::new().with("command", "bench comm");
     let mut group = Group::join(&args.place.find()?, &identity, &options)?;
     let speaks = group.rank() == 0;

@@ -27,6 +27,7 @@ pub(crate) struct Job {
     args: Vec<OsString>,
     ranks: Vec<Rank>,
     port: u16,
+    meets_in: Option<PathBuf>,
     cwd: Option<PathBuf>,
 }
 
@@ -39,7 +40,7 @@ struct Rank {
 impl Job {
     pub(crate) fn new<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
-        Job { args, ranks: vec![Rank::default()], port: free_port(), cwd: None }
+        Job { args, ranks: vec![Rank::default()], port: free_port(), meets_in: None, cwd: None }
     }
 
     /// `hetseq COMMAND configs/mnist.toml` on the drawn digits, with one device per rank.
@@ -66,6 +67,17 @@ impl Job {
         let rank = |weight: &u32| Rank { args: vec!["--weight".to_owned(), weight.to_string()], env: Vec::new() };
         self.ranks = weights.iter().map(rank).collect();
         self.set("batch.split", "weights")
+    }
+
+    /// The ranks find each other by a directory, and have no numbers.
+    pub(crate) fn meeting_in(mut self, dir: &Path) -> Self {
+        self.meets_in = Some(dir.to_owned());
+        self
+    }
+
+    /// Where rank 0 listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn in_dir(mut self, cwd: &Path) -> Self {
@@ -102,14 +114,18 @@ impl Job {
     pub(crate) fn start_rank(&self, rank: usize, cluster: &mut Cluster) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hetseq"));
         // Nothing of a scheduler or of the developer's shell reaches the ranks.
-        command.env_clear().args(&self.args).args(&self.ranks[rank].args).envs(self.ranks[rank].env.clone());
+        command.env_clear().args(&self.args).args(&self.ranks[rank].args);
         if let Some(cwd) = &self.cwd {
             command.current_dir(cwd);
         }
-        if self.ranks.len() > 1 {
+        if let Some(dir) = &self.meets_in {
+            command.arg("--distributed-init-method").arg(format!("file://{}", dir.display()));
+            command.arg("--distributed-world-size").arg(self.ranks.len().to_string());
+        } else if self.ranks.len() > 1 {
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", self.ranks.len().to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", self.port.to_string());
         }
+        command.envs(self.ranks[rank].env.clone());
         let member = cluster.members.len();
         let log = |stream| fs::File::create(cluster.log(member, stream)).unwrap().into_parts().0;
         command.stdin(Stdio::null()).stdout(log("out")).stderr(log("err"));
@@ -176,6 +192,11 @@ impl Cluster {
         ended.into_iter().map(|member| (member, self.ended(member))).collect()
     }
 
+    /// Until somebody has said `what`.
+    pub(crate) fn wait_for_words(&mut self, what: &str) {
+        self.poll(what, DEADLINE, |cluster| cluster.output().contains(what).then_some(()));
+    }
+
     /// Until the run in `dir` has done `update`, while all processes still run.
     pub(crate) fn wait_for_update(&mut self, dir: &RunDir, update: u64) {
         self.poll(&format!("update {update}"), DEADLINE, |cluster| {
@@ -225,7 +246,8 @@ impl Cluster {
         self.logs.path().join(format!("{member}.{stream}"))
     }
 
-    fn output(&self) -> String {
+    /// What all have said so far.
+    pub(crate) fn output(&self) -> String {
         let read = |member| fs::read_to_string(self.log(member, "err")).unwrap_or_default();
         (0..self.members.len()).map(|member| format!("process {member}:\n{}\n", read(member))).collect()
     }

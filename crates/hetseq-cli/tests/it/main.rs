@@ -11,6 +11,8 @@ mod data;
 mod reference;
 mod run_dir;
 
+mod attacks;
+mod directory;
 mod eval;
 mod exact;
 mod help;

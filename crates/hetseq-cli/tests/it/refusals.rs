@@ -191,8 +191,8 @@ fn a_wrong_secret() {
     let job = train(&dir).ranks(2).set("comm.join_s", 2).set("run.max_updates", 1);
     for (secrets, reason) in [
         (["hunter2", "swordfish"], "the shared secrets differ"),
-        (["hunter2", ""], "this run has a shared secret and the newcomer has none"),
-        (["", "swordfish"], "the newcomer has a shared secret and this run has none"),
+        (["hunter2", ""], "HETSEQ_SECRET is set on the rank it came to but not on the newcomer"),
+        (["", "swordfish"], "HETSEQ_SECRET is set on the newcomer but not on the rank it came to"),
     ] {
         let set = |job: Job, rank: usize| match secrets[rank] {
             "" => job,
@@ -205,6 +205,22 @@ fn a_wrong_secret() {
     }
     let job = job.env_on(0, "HETSEQ_SECRET", "hunter2").env_on(1, "HETSEQ_SECRET", "hunter2");
     job.succeed();
+}
+
+#[test]
+fn a_rank_that_does_not_see_the_run_directory() {
+    let (dir, elsewhere) = (RunDir::new(), RunDir::new());
+    let job = train(&dir).ranks(2).set("comm.join_s", 2).set("run.max_updates", 1);
+    let job = job.set_on(1, "run.dir", &elsewhere.path().display().to_string());
+    let ended = job.start().wait(SOON);
+    let advice = "set HETSEQ_SECRET to the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16)";
+    assert_said(&ended[0], 1, &["rank 1 of 2 did not come", "does not see the file with this run's secret", advice]);
+    let path = elsewhere.path().join(".secret-").display().to_string();
+    assert_said(&ended[1], 1, &[&path, "it is not there", advice]);
+    assert!(dir.contents().is_empty() && elsewhere.contents().is_empty(), "a run that did not begin left something");
+    // As it says.
+    job.env_on(0, "HETSEQ_SECRET", "hunter2").env_on(1, "HETSEQ_SECRET", "hunter2").succeed();
+    assert!(elsewhere.contents().is_empty(), "rank 1 left something");
 }
 
 #[test]

@@ -1,17 +1,19 @@
-//! Reading `tcp://host:port`, hosts and ports as users write them, and making a port from a job's name.
+//! Reading `tcp://host:port` and `file:///dir`, hosts and ports as users write them, and making a port from a job's name.
 //!
 //! Pure text; the errors are the reason only, `place.rs` adds which flag or variable it was.
 
-/// Splits `tcp://host:port` or `tcp://[v6]:port`.
-pub(super) fn rendezvous(method: &str) -> Result<(String, u16), String> {
+use super::Rendezvous;
+
+/// Reads `tcp://host:port`, `tcp://[v6]:port` or `file:///shared/dir`.
+pub(super) fn rendezvous(method: &str) -> Result<Rendezvous, String> {
     let method = method.trim();
     let Some((scheme, rest)) = method.split_once("://") else {
-        return Err("it has no scheme; write tcp://host:port".to_owned());
+        return Err("it has no scheme; write tcp://host:port or file:///shared/dir".to_owned());
     };
     match scheme {
         "tcp" => {}
-        "file" => return Err("file:// is not supported yet; write tcp://host:port".to_owned()),
-        other => return Err(format!("the scheme {other}:// is unknown; write tcp://host:port")),
+        "file" => return directory(rest),
+        other => return Err(format!("the scheme {other}:// is unknown; write tcp://host:port or file:///shared/dir")),
     }
     let no_port = || "it has no port; write tcp://host:port".to_owned();
     let (name, digits) = match rest.strip_prefix('[') {
@@ -27,7 +29,15 @@ pub(super) fn rendezvous(method: &str) -> Result<(String, u16), String> {
             (name.to_owned(), digits)
         }
     };
-    Ok((host(&name)?, port(digits)?))
+    Ok(Rendezvous::Tcp { host: host(&name)?, port: port(digits)? })
+}
+
+/// Relative ones are refused: the same words would mean another place in another working directory.
+fn directory(path: &str) -> Result<Rendezvous, String> {
+    if !path.starts_with('/') || path == "/" {
+        return Err("write an absolute path to a directory that all ranks share: file:///shared/dir".to_owned());
+    }
+    Ok(Rendezvous::Directory(path.into()))
 }
 
 /// A host name or address, IPv6 with or without brackets; returned without.

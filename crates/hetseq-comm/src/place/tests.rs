@@ -41,17 +41,17 @@ fn nothing_means_alone() {
 fn flags_win_over_variables() {
     let torch = [("RANK", "1"), ("WORLD_SIZE", "3"), MASTER[0], MASTER[1]];
     let place = find(&flags(Some("tcp://beta:77"), Some(4), Some(2)), &torch).unwrap();
-    assert_eq!(place, Place { rank: 2, world: 4, rendezvous: tcp("beta", 77), source: FLAGS });
+    assert_eq!(place, Place { rank: Some(2), world: 4, rendezvous: tcp("beta", 77), source: FLAGS });
     // What flags leave out comes from the variables.
     let place = find(&flags(Some("tcp://beta:77"), None, None), &torch).unwrap();
-    assert_eq!((place.rank, place.world, place.rendezvous), (1, 3, tcp("beta", 77)));
+    assert_eq!((place.rank, place.world, place.rendezvous), (Some(1), 3, tcp("beta", 77)));
     let place = find(&flags(None, Some(4), Some(3)), &MASTER).unwrap();
-    assert_eq!((place.rank, place.world, place.rendezvous), (3, 4, tcp("alpha", 2900)));
+    assert_eq!((place.rank, place.world, place.rendezvous), (Some(3), 4, tcp("alpha", 2900)));
     let place = find(&flags(Some("env://"), Some(4), Some(3)), &MASTER).unwrap();
     assert_eq!(place.rendezvous, tcp("alpha", 2900));
     let slurm = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "8")];
     let place = find(&flags(Some("tcp://beta:77"), None, None), &slurm).unwrap();
-    assert_eq!((place.rank, place.world), (5, 8));
+    assert_eq!((place.rank, place.world), (Some(5), 8));
     // One process needs no address and no rank.
     assert_eq!(find(&flags(None, Some(1), None), &[]).unwrap(), Place::alone(FLAGS));
     assert_eq!(find(&flags(Some("tcp://b:7"), Some(1), None), &[]).unwrap(), Place::alone(FLAGS));
@@ -67,7 +67,10 @@ fn wrong_flags_are_named() {
         (flags(tcp, Some(0), Some(0)), "--distributed-world-size is 0"),
         (flags(None, Some(4), Some(1)), "MASTER_ADDR is not set"),
         (flags(Some("udp://a:1"), Some(2), Some(1)), "udp:// is unknown"),
-        (flags(Some("file:///x"), Some(2), Some(1)), "not supported yet"),
+        (flags(Some("file://x/y"), Some(2), Some(1)), "write an absolute path"),
+        (flags(Some("file:///x"), Some(2), Some(2)), "--distributed-rank is 2 but --distributed-world-size is 2"),
+        (flags(Some("file:///x"), None, None), "--distributed-world-size is missing"),
+        (flags(Some("file:///x"), Some(0), None), "--distributed-world-size is 0"),
         (flags(Some("beta:77"), Some(2), Some(1)), "no scheme"),
         (flags(Some("tcp://beta"), Some(2), Some(1)), "no port"),
         (flags(Some("tcp://:77"), Some(2), Some(1)), "host is empty"),
@@ -85,6 +88,28 @@ fn wrong_flags_are_named() {
 }
 
 #[test]
+fn ranks_that_share_a_directory_need_no_numbers() {
+    let shared = Rendezvous::Directory("/shared/dir".into());
+    let method = Some("file:///shared/dir");
+    let place = find(&flags(method, Some(4), None), &[]).unwrap();
+    assert_eq!(place, Place { rank: None, world: 4, rendezvous: shared.clone(), source: FLAGS });
+    let place = find(&flags(method, Some(4), Some(2)), &[]).unwrap();
+    assert_eq!((place.rank, place.rendezvous), (Some(2), shared.clone()));
+    let slurm = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "8")];
+    let place = find(&flags(method, None, None), &slurm).unwrap();
+    assert_eq!((place.rank, place.world, place.rendezvous), (Some(5), 8, shared));
+    assert_eq!(find(&flags(method, Some(1), None), &[]).unwrap(), Place::alone(FLAGS));
+}
+
+#[test]
+fn a_rendezvous_is_shown_as_it_is_written() {
+    for method in ["tcp://beta:77", "tcp://[::1]:2900", "file:///shared/dir"] {
+        let place = find(&flags(Some(method), Some(2), Some(1)), &[]).unwrap();
+        assert_eq!(place.rendezvous.to_string(), method);
+    }
+}
+
+#[test]
 fn ipv6_is_taken_in_every_form() {
     let place = find(&flags(Some("tcp://[::1]:2900"), Some(2), Some(1)), &[]).unwrap();
     assert_eq!(place.rendezvous, tcp("::1", 2900));
@@ -97,7 +122,7 @@ fn ipv6_is_taken_in_every_form() {
 #[test]
 fn torchrun_variables() {
     let place = from_env(&[("RANK", "1"), ("WORLD_SIZE", " 3 "), MASTER[0], MASTER[1]]);
-    assert_eq!(place, Place { rank: 1, world: 3, rendezvous: tcp("alpha", 2900), source: TORCHRUN });
+    assert_eq!(place, Place { rank: Some(1), world: 3, rendezvous: tcp("alpha", 2900), source: TORCHRUN });
     assert_eq!(from_env(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Place::alone(TORCHRUN));
     let none = PlaceFlags::default();
     for (variables, expected) in [
@@ -127,7 +152,7 @@ fn slurm_variables() {
     let with = |more: &[(&'static str, &'static str)]| [&job[..], more].concat();
     let place = from_env(&job);
     let Rendezvous::Tcp { host, port } = &place.rendezvous else { panic!("{place:?}") };
-    assert_eq!((place.rank, place.world, host.as_str(), place.source), (2, 4, "big1", SLURM));
+    assert_eq!((place.rank, place.world, host.as_str(), place.source), (Some(2), 4, "big1", SLURM));
     assert!((15_000..30_000).contains(port));
     // Another rank of the same job meets at the same port; another job at another one.
     assert_eq!(from_env(&with(&[("SLURM_PROCID", "0")])).rendezvous, place.rendezvous);
@@ -167,7 +192,7 @@ fn mpi_variables() {
     let with = |more: &[(&'static str, &'static str)]| [&job[..], more].concat();
     let place = from_env(&job);
     let Rendezvous::Tcp { host, port } = &place.rendezvous else { panic!("{place:?}") };
-    assert_eq!((place.rank, place.world, host.as_str(), place.source), (1, 2, "127.0.0.1", MPI));
+    assert_eq!((place.rank, place.world, host.as_str(), place.source), (Some(1), 2, "127.0.0.1", MPI));
     assert!((15_000..30_000).contains(port));
     let spread = ("OMPI_COMM_WORLD_LOCAL_SIZE", "1");
     assert_eq!(from_env(&with(&[spread, MASTER[0], MASTER[1]])).rendezvous, tcp("alpha", 2900));
@@ -186,7 +211,7 @@ fn mpi_variables() {
 
 proptest! {
     #[test]
-    fn any_text_is_a_place_or_an_error(method in "(tcp://)?[\\[\\]a-z0-9:./]{0,16}", value in ".{0,8}") {
+    fn any_text_is_a_place_or_an_error(method in "((tcp|file)://)?[\\[\\]a-z0-9:./]{0,16}", value in ".{0,8}") {
         let _ = find(&flags(Some(&method), Some(2), Some(1)), &[]);
         let all = |_: &str| Some(value.clone());
         let _ = Place::find(&PlaceFlags::default(), &all);

@@ -1,52 +1,80 @@
-//! The part of every rank but 0: dial rank 0, say who we are, wait for the roster, connect to the
-//! others, wait for the start.
+//! The part of every rank but 0, once it has greeted rank 0: say who we are, wait for the roster, connect to the others,
+//! wait for the start.
+//!
+//! How rank 0 is found is in `fixed.rs` and `directory.rs`, which also decide whether to try again.
 
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 
-use super::greeting::{self, Party};
-use super::pairing;
+use super::pairing::{self, Pairing};
 use super::talk::{Hello, Message, Roster, Talk, TalkError, shown_name, unexpected};
-use super::{GRACE, HANDSHAKE, Meeting, Met, PAIRING, Reminder};
+use super::{GRACE, Meeting, Met, PAIRING};
 use crate::error::CommError;
+use crate::secret::Credentials;
 use crate::socket;
 
-/// The pause between two attempts to reach rank 0, and the longest that one attempt may take.
-const RETRY: Duration = Duration::from_millis(100);
-const ATTEMPT: Duration = Duration::from_secs(5);
+/// How a visit failed.
+pub(super) enum Setback {
+    /// Before the roster: nothing depends on this rank yet, and it may try again.
+    Early(TalkError),
+    Final(CommError),
+}
 
-/// Joins the ranks at rank 0.
-pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Met, CommError> {
+impl From<CommError> for Setback {
+    fn from(error: CommError) -> Setback {
+        Setback::Final(error)
+    }
+}
+
+/// Sits at rank 0's table until the start.
+pub(super) fn stay(
+    meeting: &Meeting<'_>,
+    mut home: Talk,
+    credentials: &Credentials,
+    ip: Option<IpAddr>,
+) -> Result<Met, Setback> {
     let options = meeting.options;
-    let ip = socket::chosen_ip(options)?;
     // Open before rank 0 tells anybody, so that nobody can knock too early. Nobody dials the highest.
-    let is_highest = meeting.rank + 1 == meeting.world;
+    let is_highest = meeting.rank.is_some_and(|rank| rank + 1 == meeting.world);
     let listener = if is_highest { None } else { Some(socket::listen_anywhere(ip, options)?) };
-    let with = format!("rank 0 at {}", meeting.address());
-    let failed = |error: TalkError| error.into_error(meeting.rank, &with);
-    let mut home = reach_zero(meeting, ip)?;
     let announced = match &listener {
-        Some(listener) => Some(announced(listener, ip, &home).map_err(failed)?),
+        Some(listener) => Some(announced(listener, ip, &home).map_err(Setback::Early)?),
         None => None,
     };
-    home.send(&Message::Hello(Hello {
-        rank: meeting.rank as u64,
+    home.send(&hello(meeting, announced)).map_err(Setback::Early)?;
+    tracing::info!("reached rank 0 ({}); waiting for the other ranks", home.peer());
+    home.allow(options.join + GRACE);
+    let roster = match home.receive().map_err(Setback::Early)? {
+        Message::Roster(roster) => checked(roster, meeting).map_err(Setback::Early)?,
+        other => return Err(Setback::Early(unexpected("roster", &other))),
+    };
+    Ok(pair_and_start(meeting, home, roster, listener, credentials, ip)?)
+}
+
+pub(super) fn hello(meeting: &Meeting<'_>, listener: Option<SocketAddr>) -> Message {
+    Message::Hello(Hello {
+        rank: meeting.rank.map(|rank| rank as u64),
         world: meeting.world as u64,
         name: meeting.name.clone(),
-        listener: announced,
+        listener,
         identity: meeting.identity.clone(),
-    }))
-    .map_err(failed)?;
-    tracing::info!(rank = meeting.rank, "reached rank 0; waiting for the other ranks");
-    home.allow(options.join + GRACE);
-    let roster = match home.receive() {
-        Ok(Message::Roster(roster)) => checked(roster, meeting).map_err(failed)?,
-        Ok(other) => return Err(failed(unexpected("roster", &other))),
-        Err(error) => return Err(failed(error)),
-    };
+    })
+}
+
+/// From the roster on everybody counts on this rank, and a failure is one of the run.
+fn pair_and_start(
+    meeting: &Meeting<'_>,
+    mut home: Talk,
+    roster: Roster,
+    listener: Option<TcpListener>,
+    credentials: &Credentials,
+    ip: Option<IpAddr>,
+) -> Result<Met, CommError> {
+    let failed = |error: TalkError| error.into_error(&format!("rank 0 at {}", meeting.at));
+    let rank = roster.you as usize;
     home.allow(PAIRING + GRACE);
-    let mut streams = match pairing::pair(meeting, &roster, listener, ip, &mut home) {
-        Ok(streams) => streams,
+    let pairing = Pairing { meeting, rank, roster: &roster, credentials, ip };
+    let mut connections = match pairing::pair(&pairing, listener, &mut home) {
+        Ok(connections) => connections,
         Err(error) => {
             // Rank 0 passes it on, so that nobody waits for this rank. If that fails too, rank 0 is gone.
             let _ = home.send(&Message::Failed(error.to_string()));
@@ -58,63 +86,13 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Met, CommError> {
         Message::Start => {}
         other => return Err(failed(unexpected("start", &other))),
     }
-    streams[0] = Some(home.into_stream());
+    connections[0] = Some(home.into_connection());
     let names = roster.members.into_iter().map(|member| member.name).collect();
-    Ok(Met { generation: roster.generation, names, streams })
-}
-
-/// Dials rank 0 until it answers; it may start later than we do.
-fn reach_zero(meeting: &Meeting<'_>, ip: Option<std::net::IpAddr>) -> Result<Talk, CommError> {
-    let start = Instant::now();
-    let join = meeting.options.join;
-    let mut reminder = Reminder::new(start);
-    loop {
-        let left = join.saturating_sub(start.elapsed());
-        let detail = match greet_zero(meeting, ip, left) {
-            Ok(talk) => return Ok(talk),
-            // What may be different in a moment: a machine that boots, a port not yet open, an earlier
-            // run that is just ending.
-            Err(TalkError::Io(error)) => error.to_string(),
-            Err(error @ (TalkError::Closed | TalkError::TimedOut)) => error.to_string(),
-            Err(error) => {
-                let with = format!("rank 0 at {}", meeting.address());
-                return Err(error.into_error(meeting.rank, &with));
-            }
-        };
-        if start.elapsed() + RETRY >= join {
-            return Err(CommError::Unreachable {
-                what: "rank 0".to_owned(),
-                address: meeting.address(),
-                waited: join,
-                detail,
-            });
-        }
-        if reminder.is_due(Instant::now()) {
-            tracing::info!("waiting for rank 0 at {}: {detail}", meeting.address());
-        }
-        std::thread::sleep(RETRY);
-    }
-}
-
-fn greet_zero(meeting: &Meeting<'_>, ip: Option<std::net::IpAddr>, left: Duration) -> Result<Talk, TalkError> {
-    let addresses = (meeting.host, meeting.port).to_socket_addrs().map_err(TalkError::Io)?;
-    let mut failure = std::io::Error::other("the name has no address");
-    for address in addresses {
-        match socket::dial(address, ip, left.min(ATTEMPT)) {
-            Ok(stream) => {
-                let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
-                let party = Party { rank: meeting.rank, generation: 0, key: meeting.key.as_ref() };
-                greeting::dial(&mut talk, &party, 0)?;
-                return Ok(talk);
-            }
-            Err(error) => failure = error,
-        }
-    }
-    Err(TalkError::Io(failure))
+    Ok(Met { rank, generation: roster.generation, names, connections, keeper: None })
 }
 
 /// Where others reach our listener: the chosen address, else the one that leads to rank 0.
-fn announced(listener: &TcpListener, ip: Option<std::net::IpAddr>, home: &Talk) -> Result<SocketAddr, TalkError> {
+fn announced(listener: &TcpListener, ip: Option<IpAddr>, home: &Talk) -> Result<SocketAddr, TalkError> {
     let port = listener.local_addr().map_err(TalkError::Io)?.port();
     let ip = match ip.filter(|ip| !ip.is_unspecified()) {
         Some(ip) => ip,
@@ -124,8 +102,10 @@ fn announced(listener: &TcpListener, ip: Option<std::net::IpAddr>, home: &Talk) 
 }
 
 fn checked(mut roster: Roster, meeting: &Meeting<'_>) -> Result<Roster, TalkError> {
-    if roster.members.len() != meeting.world {
-        return Err(TalkError::Unexpected { expected: "full roster", got: "roster of another size" });
+    let you = roster.you as usize;
+    let is_ours = (1..meeting.world).contains(&you) && meeting.rank.is_none_or(|rank| rank == you);
+    if roster.members.len() != meeting.world || !is_ours {
+        return Err(TalkError::Unexpected { expected: "full roster", got: "roster of others" });
     }
     for member in &mut roster.members {
         member.name = shown_name(&member.name);

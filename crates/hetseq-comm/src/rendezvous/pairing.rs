@@ -3,77 +3,84 @@
 //! Each rank first dials all lower ones, then lets the higher ones in. That cannot lock up: rank 1
 //! dials nobody and so answers at once, then rank 2 can, and so on. Called by `guest.rs`.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
+use super::admission::Limits;
 use super::greeting::{self, Party};
 use super::reception::{Arrival, Reception};
 use super::refusal::Refusal;
+use super::strangers::Strangers;
 use super::talk::{Message, Roster, Talk, TalkError, unexpected};
 use super::{HANDSHAKE, Meeting, PAIRING, POLL};
+use crate::connection::Connection;
 use crate::error::{CommError, named_ranks};
+use crate::secret::Credentials;
 use crate::socket;
 
 /// The pause between two attempts to reach a rank, and the longest that one attempt may take.
 const RETRY: Duration = Duration::from_millis(200);
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// A stream to each rank above 0 but this one. `home` is the talk with rank 0: a word from it before
-/// this is done means that the run is called off.
-pub(super) fn pair(
-    meeting: &Meeting<'_>,
-    roster: &Roster,
-    listener: Option<TcpListener>,
-    ip: Option<IpAddr>,
-    home: &mut Talk,
-) -> Result<Vec<Option<TcpStream>>, CommError> {
-    let deadline = Instant::now() + PAIRING;
-    let mut streams: Vec<Option<TcpStream>> = (0..meeting.world).map(|_| None).collect();
-    for (lower, stream) in streams.iter_mut().enumerate().take(meeting.rank).skip(1) {
-        *stream = Some(dial(meeting, roster, lower, ip, home, deadline)?);
-    }
-    if let Some(listener) = listener {
-        let (generation, key, me) = (roster.generation, meeting.key.clone(), meeting.rank);
-        let greet = move |talk| greeting::answer(talk, &Party { rank: me, generation, key: key.as_ref() });
-        let door = Reception::open(listener, meeting.world, greet)?;
-        admit(meeting, roster, door, home, deadline, &mut streams)?;
-    }
-    Ok(streams)
+/// One rank's view of the pairing.
+pub(super) struct Pairing<'a> {
+    pub(super) meeting: &'a Meeting<'a>,
+    pub(super) rank: usize,
+    pub(super) roster: &'a Roster,
+    pub(super) credentials: &'a Credentials,
+    pub(super) ip: Option<IpAddr>,
 }
 
-fn dial(
-    meeting: &Meeting<'_>,
-    roster: &Roster,
-    lower: usize,
-    ip: Option<IpAddr>,
+/// A connection to each rank above 0 but this one. `home` is the talk with rank 0: a word from it before
+/// this is done means that the run is called off.
+pub(super) fn pair(
+    this: &Pairing<'_>,
+    listener: Option<TcpListener>,
     home: &mut Talk,
-    deadline: Instant,
-) -> Result<TcpStream, CommError> {
+) -> Result<Vec<Option<Connection>>, CommError> {
+    let Pairing { meeting, rank, roster, .. } = *this;
+    let deadline = Instant::now() + PAIRING;
+    let mut connections: Vec<Option<Connection>> = (0..meeting.world).map(|_| None).collect();
+    for (lower, connection) in connections.iter_mut().enumerate().take(rank).skip(1) {
+        *connection = Some(dial(this, lower, home, deadline)?);
+    }
+    if let Some(listener) = listener {
+        let (rank, generation, encrypt) = (Some(rank), roster.generation, meeting.options.encrypt);
+        let credentials = this.credentials.clone();
+        let greet = move |talk| greeting::answer(talk, &Party { rank, generation, credentials: &credentials, encrypt });
+        let door = Reception::open(listener, Limits::gathering(meeting.world), greet)?;
+        admit(this, &door, home, deadline, &mut connections)?;
+    }
+    Ok(connections)
+}
+
+fn dial(this: &Pairing<'_>, lower: usize, home: &mut Talk, deadline: Instant) -> Result<Connection, CommError> {
+    let Pairing { meeting, rank, roster, credentials, ip } = *this;
     let member = &roster.members[lower];
     let what = format!("rank {lower} ({})", member.name);
     let Some(announced) = member.listener else {
         let detail = "it announced no address".to_owned();
         return Err(CommError::Rendezvous { with: what, detail });
     };
-    let here = home.local().map_err(|error| error.into_error(meeting.rank, &what))?;
+    let here = home.local().map_err(|error| error.into_error(&what))?;
     let address = reachable(announced, here.ip(), home.peer().ip());
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let attempt = socket::dial(address, ip, left.min(ATTEMPT)).map_err(TalkError::Io);
         let greeted = attempt.and_then(|stream| {
             let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
-            let (rank, generation) = (meeting.rank, roster.generation);
-            greeting::dial(&mut talk, &Party { rank, generation, key: meeting.key.as_ref() }, lower)?;
+            let (rank, generation, encrypt) = (Some(rank), roster.generation, meeting.options.encrypt);
+            greeting::dial(&mut talk, &Party { rank, generation, credentials, encrypt }, lower)?;
             match talk.receive()? {
-                Message::Accepted => Ok(talk.into_stream()),
+                Message::Accepted => Ok(talk.into_connection()),
                 other => Err(unexpected("accepted", &other)),
             }
         });
         let detail = match greeted {
-            Ok(stream) => return Ok(stream),
+            Ok(connection) => return Ok(connection),
             Err(TalkError::Io(error)) => error.to_string(),
             Err(error @ (TalkError::Closed | TalkError::TimedOut)) => error.to_string(),
-            Err(error) => return Err(error.into_error(meeting.rank, &what)),
+            Err(error) => return Err(error.into_error(&what)),
         };
         check_home(meeting, home)?;
         if Instant::now() + RETRY >= deadline {
@@ -96,15 +103,16 @@ fn reachable(announced: SocketAddr, here: IpAddr, zero: IpAddr) -> SocketAddr {
 
 /// Lets the higher ranks in.
 fn admit(
-    meeting: &Meeting<'_>,
-    roster: &Roster,
-    mut door: Reception<(Talk, u64)>,
+    this: &Pairing<'_>,
+    door: &Reception<(Talk, Option<u64>)>,
     home: &mut Talk,
     deadline: Instant,
-    streams: &mut [Option<TcpStream>],
+    connections: &mut [Option<Connection>],
 ) -> Result<(), CommError> {
+    let Pairing { meeting, roster, .. } = *this;
+    let mut strangers = Strangers::default();
     loop {
-        let missing: Vec<usize> = (meeting.rank + 1..meeting.world).filter(|rank| streams[*rank].is_none()).collect();
+        let missing: Vec<usize> = (this.rank + 1..meeting.world).filter(|rank| connections[*rank].is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -122,12 +130,14 @@ fn admit(
         for arrival in door.poll(POLL) {
             match arrival {
                 Arrival::TurnedAway { address, why } => {
-                    tracing::warn!(%address, %why, "turned a connection away");
+                    if let Some(line) = strangers.note(Instant::now(), address, &why) {
+                        tracing::warn!("{line}");
+                    }
                 }
                 Arrival::Came((talk, rank)) => {
-                    let expected = missing.iter().find(|missing| **missing as u64 == rank);
-                    match expected.filter(|rank| streams[**rank].is_none()) {
-                        Some(rank) => streams[*rank] = accept(talk),
+                    let expected = missing.iter().find(|missing| Some(**missing as u64) == rank);
+                    match expected.filter(|rank| connections[**rank].is_none()) {
+                        Some(rank) => connections[*rank] = accept(talk),
                         None => turn_away(meeting, talk, rank),
                     }
                 }
@@ -137,19 +147,20 @@ fn admit(
     }
 }
 
-fn accept(mut talk: Talk) -> Option<TcpStream> {
+fn accept(mut talk: Talk) -> Option<Connection> {
     match talk.send(&Message::Accepted) {
-        Ok(()) => Some(talk.into_stream()),
+        Ok(()) => Some(talk.into_connection()),
         // It went away meanwhile and dials again.
         Err(_) => None,
     }
 }
 
-fn turn_away(meeting: &Meeting<'_>, talk: Talk, rank: u64) {
+fn turn_away(meeting: &Meeting<'_>, talk: Talk, rank: Option<u64>) {
     let address = talk.peer();
+    let rank = rank.unwrap_or(u64::MAX);
     let taken = Refusal::Taken { rank, name: meeting.name.clone(), address: address.to_string() };
     let why = talk.refuse(taken);
-    tracing::warn!(%address, %why, "turned a connection away");
+    tracing::warn!("turned away {address}: {why}");
 }
 
 /// Rank 0 speaks up only to call the run off.
@@ -157,10 +168,10 @@ fn check_home(meeting: &Meeting<'_>, home: &mut Talk) -> Result<(), CommError> {
     if !home.has_news() {
         return Ok(());
     }
-    let with = format!("rank 0 at {}", meeting.address());
+    let with = format!("rank 0 at {}", meeting.at);
     match home.receive() {
-        Ok(message) => Err(unexpected("refusal", &message).into_error(meeting.rank, &with)),
-        Err(error) => Err(error.into_error(meeting.rank, &with)),
+        Ok(message) => Err(unexpected("refusal", &message).into_error(&with)),
+        Err(error) => Err(error.into_error(&with)),
     }
 }
 

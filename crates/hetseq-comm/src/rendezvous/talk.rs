@@ -11,12 +11,16 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::refusal::Refusal;
+use crate::connection::Connection;
 use crate::error::{CommError, shown};
 use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
 use crate::identity::Identity;
-use crate::secret::{Nonce, Proof};
+use crate::seal::{Opened, Seal};
+use crate::secret::{Nonce, Proof, SecretKind};
 
-/// Before they are known, strangers may send this much and no more.
+/// Before they are known, strangers may send this much and no more: greetings and refusals are shorter.
+const STRANGER_LIMIT_BYTES: usize = 2048;
+/// The largest message: an identity with many keys, a roster of many ranks.
 const MESSAGE_LIMIT_BYTES: usize = 1 << 20;
 /// Names are for messages; a longer one is cut.
 pub(super) const NAME_LIMIT_BYTES: usize = 64;
@@ -25,6 +29,8 @@ pub(super) const NAME_LIMIT_BYTES: usize = 64;
 pub(super) enum Message {
     Greeting(Greeting),
     Proof(Proof),
+    /// Instead of proofs, a step of the handshake after which everything is encrypted.
+    Seal(Vec<u8>),
     Hello(Hello),
     /// All have come: connect to each other.
     Roster(Roster),
@@ -41,17 +47,19 @@ pub(super) enum Message {
 /// The first message in both directions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Greeting {
-    pub(super) rank: u64,
-    /// 0 while there is no group yet.
+    /// `None` for one that takes whatever number is left.
+    pub(super) rank: Option<u64>,
+    /// Of the group; while there is none yet, that of the meeting, which is 0 at a fixed address.
     pub(super) generation: u64,
     pub(super) nonce: Nonce,
-    pub(super) has_secret: bool,
+    pub(super) secret: SecretKind,
+    pub(super) encrypt: bool,
 }
 
 /// Who a rank is and what it runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
-    pub(super) rank: u64,
+    pub(super) rank: Option<u64>,
     pub(super) world: u64,
     pub(super) name: String,
     /// Where higher ranks reach it; the highest has no need.
@@ -62,6 +70,8 @@ pub(super) struct Hello {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Roster {
     pub(super) generation: u64,
+    /// The rank of whoever gets this.
+    pub(super) you: u64,
     pub(super) members: Vec<Member>,
 }
 
@@ -76,6 +86,7 @@ impl Message {
         match self {
             Message::Greeting(_) => "greeting",
             Message::Proof(_) => "proof",
+            Message::Seal(_) => "seal",
             Message::Hello(_) => "hello",
             Message::Roster(_) => "roster",
             Message::Accepted => "accepted",
@@ -100,6 +111,10 @@ pub(super) enum TalkError {
     Frame(FrameError),
     #[error("it sent a {got} where a {expected} is due; use the same hetseq binary on all ranks")]
     Unexpected { expected: &'static str, got: &'static str },
+    #[error("there were too many connections at once")]
+    Crowded,
+    #[error("it had not said who it is when the door closed")]
+    Closing,
     #[error("{}", .0.reason())]
     RefusedUs(Refusal),
     #[error("{}", .0.reason())]
@@ -107,10 +122,26 @@ pub(super) enum TalkError {
 }
 
 impl TalkError {
-    /// As this rank's error about `with`.
-    pub(super) fn into_error(self, rank: usize, with: &str) -> CommError {
+    /// In a word or two, without anything that a stranger can vary.
+    pub(super) fn kind(&self) -> &'static str {
         match self {
-            TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.into_error(rank, with),
+            TalkError::Closed => "closed without a word",
+            TalkError::TimedOut => "silent",
+            TalkError::Io(_) => "broken",
+            TalkError::Frame(FrameError::Magic { .. }) => "not the hetseq protocol",
+            TalkError::Frame(FrameError::TooLarge { .. }) => "too large a message",
+            TalkError::Frame(_) => "a damaged message",
+            TalkError::Unexpected { .. } => "an unexpected message",
+            TalkError::Crowded => "too many at once",
+            TalkError::Closing => "silent until the end",
+            TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.kind(),
+        }
+    }
+
+    /// As this rank's error about `with`.
+    pub(super) fn into_error(self, with: &str) -> CommError {
+        match self {
+            TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => refusal.into_error(with),
             other => CommError::Rendezvous { with: with.to_owned(), detail: other.to_string() },
         }
     }
@@ -118,8 +149,10 @@ impl TalkError {
 
 pub(super) struct Talk {
     stream: TcpStream,
+    seal: Option<Seal>,
     peer: SocketAddr,
     deadline: Instant,
+    limit_bytes: usize,
 }
 
 impl Talk {
@@ -128,7 +161,12 @@ impl Talk {
         stream.set_nonblocking(false).map_err(TalkError::Io)?;
         stream.set_nodelay(true).map_err(TalkError::Io)?;
         let peer = canonical(stream.peer_addr().map_err(TalkError::Io)?);
-        Ok(Talk { stream, peer, deadline: Instant::now() + limit })
+        Ok(Talk { stream, seal: None, peer, deadline: Instant::now() + limit, limit_bytes: STRANGER_LIMIT_BYTES })
+    }
+
+    /// The peer has proven to be one of us, and may send messages of any size that makes sense.
+    pub(super) fn trust(&mut self) {
+        self.limit_bytes = MESSAGE_LIMIT_BYTES;
     }
 
     /// Everything from now on must be done within `limit`.
@@ -145,8 +183,13 @@ impl Talk {
         self.stream.local_addr().map(canonical).map_err(TalkError::Io)
     }
 
-    pub(super) fn into_stream(self) -> TcpStream {
-        self.stream
+    /// From now on everything is encrypted, in both directions.
+    pub(super) fn seal(&mut self, seal: Seal) {
+        self.seal = Some(seal);
+    }
+
+    pub(super) fn into_connection(self) -> Connection {
+        Connection { stream: self.stream, seal: self.seal }
     }
 
     pub(super) fn send(&mut self, message: &Message) -> Result<(), TalkError> {
@@ -160,7 +203,11 @@ impl Talk {
         let bytes = [&frame.header(0)[..], &frame.payload].concat();
         let left = self.left()?;
         self.stream.set_write_timeout(Some(left)).map_err(TalkError::Io)?;
-        self.stream.write_all(&bytes).map_err(|error| match error.kind() {
+        let sent = match &mut self.seal {
+            Some(seal) => seal.sealer.write(&mut self.stream, &bytes),
+            None => self.stream.write_all(&bytes),
+        };
+        sent.map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => TalkError::TimedOut,
             _ => TalkError::Io(error),
         })
@@ -169,8 +216,8 @@ impl Talk {
     /// The next message; a refusal from the peer is an error.
     pub(super) fn receive(&mut self) -> Result<Message, TalkError> {
         self.left()?;
-        let accept = Accept { generation: 0, limit_bytes: MESSAGE_LIMIT_BYTES };
-        let frame = read_frame(&mut UntilDeadline(self), accept).map_err(|error| match error {
+        let accept = Accept { generation: 0, limit_bytes: self.limit_bytes };
+        let frame = read_frame(&mut Incoming(self), accept).map_err(|error| match error {
             ReadError::Closed | ReadError::Cut => TalkError::Closed,
             ReadError::NotYet => TalkError::TimedOut,
             ReadError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionReset => TalkError::Closed,
@@ -181,11 +228,7 @@ impl Talk {
             let kind = frame.kind.name();
             return Err(TalkError::Frame(FrameError::OutOfPlace { kind }));
         }
-        match postcard::from_bytes(&frame.payload) {
-            Ok(Message::Refused(refusal)) => Err(TalkError::RefusedUs(refusal)),
-            Ok(message) => Ok(message),
-            Err(_) => Err(TalkError::Unexpected { expected: "message", got: "message of another kind" }),
-        }
+        decode(&frame.payload)
     }
 
     /// Says no and why, and gives the peer a moment to read it.
@@ -196,7 +239,8 @@ impl Talk {
             let _ = self.stream.shutdown(Shutdown::Write);
             self.allow(Duration::from_millis(200));
             let mut scrap = [0; 4096];
-            while matches!(UntilDeadline(&mut self).read(&mut scrap), Ok(1..)) {}
+            let mut from = UntilDeadline { stream: &self.stream, deadline: self.deadline };
+            while matches!(from.read(&mut scrap), Ok(1..)) {}
         }
         TalkError::WeRefused(refusal)
     }
@@ -227,21 +271,48 @@ impl Talk {
     }
 
     fn left(&self) -> Result<Duration, TalkError> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        // Zero would mean "for ever" to the socket.
-        if left.is_zero() { Err(TalkError::TimedOut) } else { Ok(left.max(Duration::from_millis(1))) }
+        time_left(self.deadline).ok_or(TalkError::TimedOut)
     }
 }
 
-/// Reads from the talk's socket; a peer that sends one byte at a time does not win time by it.
-struct UntilDeadline<'a>(&'a mut Talk);
+/// A message from its bytes; a refusal is an error.
+pub(super) fn decode(payload: &[u8]) -> Result<Message, TalkError> {
+    match postcard::from_bytes(payload) {
+        Ok(Message::Refused(refusal)) => Err(TalkError::RefusedUs(refusal)),
+        Ok(message) => Ok(message),
+        Err(_) => Err(TalkError::Unexpected { expected: "message", got: "message of another kind" }),
+    }
+}
+
+/// Reads what the peer sends, opened if it is sealed.
+struct Incoming<'a>(&'a mut Talk);
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let Talk { stream, seal, deadline, .. } = &mut *self.0;
+        let opener = seal.as_mut().map(|seal| &mut seal.opener);
+        Opened { from: UntilDeadline { stream, deadline: *deadline }, opener }.read(into)
+    }
+}
+
+/// Reads from the socket; a peer that sends one byte at a time does not win time by it.
+struct UntilDeadline<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+}
 
 impl Read for UntilDeadline<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        let left = self.0.left().map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?;
-        self.0.stream.set_read_timeout(Some(left))?;
-        self.0.stream.read(into)
+        let left = time_left(self.deadline).ok_or(std::io::ErrorKind::TimedOut)?;
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(into)
     }
+}
+
+/// `None` when it is over; never zero, which would mean "for ever" to a socket.
+fn time_left(deadline: Instant) -> Option<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then(|| left.max(Duration::from_millis(1)))
 }
 
 /// An unexpected message.
@@ -250,7 +321,7 @@ pub(super) fn unexpected(expected: &'static str, got: &Message) -> TalkError {
 }
 
 /// An IPv4 address that came through an IPv6 socket, as plain IPv4.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     let ip = address.ip().to_canonical();
     // Keeps the scope of a link-local IPv6 address.
     if ip == address.ip() { address } else { SocketAddr::new(ip, address.port()) }

@@ -1,18 +1,19 @@
 //! Meetings in which one party is played by hand, to misbehave in ways that `Group::join` never does.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, sleep, spawn};
 
 use super::greeting::Party;
 use super::talk::{Hello, Message, Roster, Talk, TalkError};
 use super::*;
 use crate::frame::{Frame, Kind};
+use crate::secret::Credentials;
 use crate::{Group, Place, Rendezvous};
 
 fn place(rank: usize, world: usize, port: u16) -> Place {
     let rendezvous = Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port };
-    Place { rank, world, rendezvous, source: "the test" }
+    Place { rank: Some(rank), world, rendezvous, source: "the test" }
 }
 
 fn join(rank: usize, world: usize, port: u16) -> JoinHandle<Result<Group, CommError>> {
@@ -37,9 +38,14 @@ fn dial(port: u16) -> TcpStream {
 /// Greets rank 0 as `rank` and says hello with `hello_rank`.
 fn sit_down(rank: usize, hello_rank: u64, world: u64, port: u16) -> Talk {
     let mut talk = Talk::new(dial(port), HANDSHAKE).unwrap();
-    greeting::dial(&mut talk, &Party { rank, generation: 0, key: None }, 0).unwrap();
+    greeting::dial(
+        &mut talk,
+        &Party { rank: Some(rank), generation: 0, credentials: &Credentials::None, encrypt: false },
+        0,
+    )
+    .unwrap();
     let hello = Hello {
-        rank: hello_rank,
+        rank: Some(hello_rank),
         world,
         name: format!("raw{rank}"),
         listener: Some("127.0.0.1:9".parse().unwrap()),
@@ -113,7 +119,11 @@ fn a_door_between_ranks_opens_only_to_this_group() {
     let door = roster.members[1].listener.unwrap();
     let knock = |rank: usize, generation: u64| {
         let mut talk = Talk::new(TcpStream::connect(door).unwrap(), HANDSHAKE).unwrap();
-        greeting::dial(&mut talk, &Party { rank, generation, key: None }, 1)?;
+        greeting::dial(
+            &mut talk,
+            &Party { rank: Some(rank), generation, credentials: &Credentials::None, encrypt: false },
+            1,
+        )?;
         talk.receive().map(|message| (message, talk))
     };
     let earlier_run = knock(2, roster.generation ^ 1);

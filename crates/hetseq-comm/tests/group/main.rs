@@ -4,6 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod collectives;
+mod directory;
 mod failure;
 mod meeting;
 mod ranks;
+mod sealed;
+mod secrets;
+mod strangers;

@@ -5,14 +5,15 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use hetseq_comm::{CommError, Group, Identity, Options, Place, Rendezvous};
+use hetseq_comm::{CommError, Group, Identity, Options, Place, Rendezvous, Secret};
 
 use crate::ranks::{Engine, free_port, groups, join, join_as, on_each, options, place};
 
 const HERE: &str = "127.0.0.1";
 
 fn with_secret(rank: usize, secret: Option<&str>) -> Options {
-    Options { secret: secret.map(str::to_owned), ..options(rank) }
+    let secret = secret.map_or(Secret::None, |secret| Secret::Given(secret.to_owned()));
+    Options { secret, ..options(rank) }
 }
 
 fn impatient(rank: usize, millis: u64) -> Options {
@@ -36,7 +37,7 @@ fn everybody_knows_everybody() {
 fn a_world_of_one_is_alone() {
     let group = Group::join(&place(0, 1, "no.such.host.", 1), &Identity::new(), &options(0)).unwrap();
     assert_eq!(group.world(), 1);
-    let nowhere = Place { rank: 0, world: 2, rendezvous: Rendezvous::Alone, source: "the test" };
+    let nowhere = Place { rank: Some(0), world: 2, rendezvous: Rendezvous::Alone, source: "the test" };
     assert!(matches!(Group::join(&nowhere, &Identity::new(), &options(0)), Err(CommError::Place { .. })));
     let outside = place(2, 2, HERE, 1);
     assert!(matches!(Group::join(&outside, &Identity::new(), &options(0)), Err(CommError::Place { .. })));
@@ -232,8 +233,8 @@ fn the_same_secret_lets_in() {
 fn a_wrong_or_missing_secret_is_refused_and_the_run_goes_on() {
     for (ours, theirs, expected) in [
         (Some("squirrel"), Some("badger"), "the shared secrets differ"),
-        (Some("squirrel"), None, "this run has a shared secret"),
-        (None, Some("squirrel"), "the newcomer has a shared secret"),
+        (Some("squirrel"), None, "do not both have a secret"),
+        (None, Some("squirrel"), "do not both have a secret"),
     ] {
         let port = free_port();
         let zero = join(place(0, 2, HERE, port), with_secret(0, ours));
@@ -249,9 +250,38 @@ fn a_wrong_or_missing_secret_is_refused_and_the_run_goes_on() {
 }
 
 #[test]
+fn encryption_on_one_side_only_is_named_on_both() {
+    let encrypted = |rank, encrypt| Options { encrypt, ..with_secret(rank, Some("squirrel")) };
+    for [zero, one] in [[true, false], [false, true]] {
+        let port = free_port();
+        let first = join(place(0, 2, HERE, port), Options { join: Duration::from_secs(1), ..encrypted(0, zero) });
+        let text = join(place(1, 2, HERE, port), encrypted(1, one)).join().unwrap().unwrap_err().to_string();
+        let expected = format!("comm.encrypt is {one} on the newcomer and {zero} on the rank it came to");
+        assert!(text.contains(&expected), "{text}");
+        let text = first.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains(&expected), "{text}");
+    }
+    let alone = Options { encrypt: true, ..options(0) };
+    let error = join(place(0, 2, HERE, free_port()), alone).join().unwrap().unwrap_err();
+    assert!(matches!(error, CommError::Misuse { .. }), "{error}");
+}
+
+#[test]
+fn a_wrong_secret_opens_no_encrypted_door_either() {
+    let encrypted = |rank, secret| Options { encrypt: true, ..with_secret(rank, Some(secret)) };
+    let port = free_port();
+    let zero = join(place(0, 2, HERE, port), encrypted(0, "squirrel"));
+    let text = join(place(1, 2, HERE, port), encrypted(1, "badger")).join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("the shared secrets differ"), "{text}");
+    let one = join(place(1, 2, HERE, port), encrypted(1, "squirrel"));
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
 fn who_was_turned_away_is_noted_when_a_rank_is_missing() {
     let port = free_port();
-    let zero_options = Options { secret: Some("squirrel".into()), ..impatient(0, 400) };
+    let zero_options = Options { secret: Secret::Given("squirrel".into()), ..impatient(0, 400) };
     let zero = join(place(0, 2, HERE, port), zero_options);
     join(place(1, 2, HERE, port), with_secret(1, Some("badger"))).join().unwrap().unwrap_err();
     let text = zero.join().unwrap().unwrap_err().to_string();

@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use hetseq_comm::{CommError, Group, Identity, Options, Place, Rendezvous};
+use hetseq_comm::{CommError, Group, Identity, Options, Place, Rendezvous, Secret};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Engine {
     Local,
     Tcp,
+    /// As `Tcp`, encrypted.
+    Sealed,
 }
 
+/// `Sealed` differs from `Tcp` only in what passes over the wire; `sealed.rs` is about that.
 pub(crate) const ENGINES: [Engine; 2] = [Engine::Local, Engine::Tcp];
 
 /// A port that nobody listens on, below the range from which the system takes ports for outgoing
@@ -31,7 +34,7 @@ pub(crate) fn free_port() -> u16 {
 
 pub(crate) fn place(rank: usize, world: usize, host: &str, port: u16) -> Place {
     let rendezvous = Rendezvous::Tcp { host: host.to_owned(), port };
-    Place { rank, world, rendezvous, source: "the test" }
+    Place { rank: Some(rank), world, rendezvous, source: "the test" }
 }
 
 /// Options with limits that a healthy test never meets.
@@ -58,8 +61,11 @@ pub(crate) fn join_as(place: Place, identity: Identity, options: Options) -> Joi
 pub(crate) fn groups(engine: Engine, world: usize, options: impl Fn(usize) -> Options) -> Vec<Group> {
     match engine {
         Engine::Local => Group::local(world, &options(0)),
-        Engine::Tcp => {
+        Engine::Tcp | Engine::Sealed => {
             let port = free_port();
+            let encrypted =
+                |options| Options { encrypt: true, secret: Secret::Given("squirrel".to_owned()), ..options };
+            let options = |rank| if engine == Engine::Sealed { encrypted(options(rank)) } else { options(rank) };
             let ranks: Vec<_> =
                 (0..world).map(|rank| join(place(rank, world, "127.0.0.1", port), options(rank))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()

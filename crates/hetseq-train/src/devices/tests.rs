@@ -87,8 +87,7 @@ fn steps() {
     let device = Device::flex().autodiff();
     let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
     let mut parameters = Arc::new(flat::initial::<Net>(&layout, 5));
-    let devices =
-        Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; THREADS], 1.0, PATIENCE).unwrap();
+    let devices = Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; THREADS], PATIENCE).unwrap();
     let mut alone = Replica::new(task, layout.clone(), device);
     for step in 0..STEPS {
         let key = Key::root(1).index(u64::from(step));
@@ -119,7 +118,7 @@ fn four_threads_take_a_thousand_steps_in_step() {
 fn a_panic_on_a_device_is_an_error_that_names_it() {
     let task = Arc::new(Toy);
     let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
-    let devices = Devices::start(&task, &layout, &[DeviceSpec { threads: 1 }], 1.0, PATIENCE).unwrap();
+    let devices = Devices::start(&task, &layout, &[DeviceSpec { threads: 1 }], PATIENCE).unwrap();
     // A batch of another width than the model's: Burn panics on the shapes.
     let batch = TensorData::new(vec![0.0f32; 10], [2, 5]);
     let jobs = vec![vec![Job { samples: vec![0, 1], batch }]];
@@ -133,7 +132,7 @@ fn a_panic_on_a_device_is_an_error_that_names_it() {
 fn a_device_without_work_contributes_zeros() {
     let task = Arc::new(Toy);
     let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
-    let devices = Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; 2], 1.0, PATIENCE).unwrap();
+    let devices = Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; 2], PATIENCE).unwrap();
     devices.load(&Arc::new(flat::initial::<Net>(&layout, 5))).unwrap();
     let some = devices.gradients(vec![vec![job(0)], vec![]], vec![1.0], Key::root(0)).unwrap();
     assert_eq!(some.flat.len(), layout.len() + 1);
