@@ -17,3 +17,4 @@ mod help;
 mod refusals;
 mod resume;
 mod signals;
+mod storage;
