@@ -13,6 +13,7 @@ mod run_dir;
 
 mod eval;
 mod exact;
+mod from_flags;
 mod help;
 mod refusals;
 mod resume;
