@@ -70,6 +70,19 @@ fn a_run_that_cannot_save_computes_on_and_says_at_the_end_that_it_failed() {
 }
 
 #[test]
+fn a_signal_that_finds_no_room_for_its_checkpoint_is_a_failure() {
+    let dir = RunDir::new();
+    let mut cluster = slow(&dir, 40).set("emulate.slowdown", "[15, 15]").ranks(2).under(&SMALL_FILES).start();
+    cluster.wait_for_update(&dir, 3);
+    cluster.signal(1, "TERM");
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
+    assert_said(&ended[0], &["error: saving ", "This was to be the last checkpoint of the run"]);
+    assert_said(&ended[1], &["rank 0 (", ") stopped: saving "]);
+    assert_eq!(dir.end().1, "failed");
+}
+
+#[test]
 fn a_run_that_shall_stop_stops_on_all_ranks_and_goes_on_from_the_last_good_checkpoint() {
     let dir = RunDir::new();
     let job = |updates| shipped(&dir, updates).set("checkpoint.every", "2 updates").set("checkpoint.on_error", "stop");

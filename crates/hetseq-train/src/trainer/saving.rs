@@ -9,6 +9,7 @@ use crate::checkpoint::{News, RETRY, Saver, Snapshot, Trouble, free_bytes, size_
 use crate::config::{Every, OnError};
 use crate::error::TrainError;
 use crate::observer::at_update;
+use crate::state::Best;
 use crate::task::Task;
 
 use super::{Trainer, checksum};
@@ -78,7 +79,7 @@ impl<T: Task> Trainer<T> {
     /// header, before they compare anything with it.
     fn reconsider_best(&mut self) {
         let held = self.saver.as_ref().and_then(Saver::held);
-        self.state.best = self.bests.iter().rev().find(|best| Some(best.update) != held).cloned();
+        self.state.best = best_but(&self.bests, held).cloned();
     }
 
     fn take_news(&mut self, news: News) -> Result<(), TrainError> {
@@ -181,6 +182,11 @@ impl<T: Task> Trainer<T> {
     }
 }
 
+/// The newest of `bests`, which is the best, unless it is the one that could not be written.
+fn best_but(bests: &[Best], held: Option<u64>) -> Option<&Best> {
+    bests.iter().rev().find(|best| Some(best.update) != held)
+}
+
 /// When a newer checkpoint is due than the one after `update`, when `epoch` epochs were over: the end of a sentence.
 fn next_save(every: Every, update: u64, epoch: u64) -> String {
     match every {
@@ -193,6 +199,17 @@ fn next_save(every: Every, update: u64, epoch: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_best_that_could_not_be_written_gives_way_to_the_one_before_it() {
+        let best = |update: u64| Best { metric: "loss".to_owned(), value: 1.0 / update as f64, update };
+        let bests = [best(4), best(6)];
+        assert_eq!(best_but(&bests, None), Some(&bests[1]));
+        assert_eq!(best_but(&bests, Some(6)), Some(&bests[0]));
+        // A checkpoint that was not the best changes nothing.
+        assert_eq!(best_but(&bests, Some(8)), Some(&bests[1]));
+        assert_eq!(best_but(&bests[..1], Some(4)), None);
+    }
 
     #[test]
     fn when_the_next_is_due() {
