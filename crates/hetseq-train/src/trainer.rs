@@ -164,7 +164,9 @@ impl<T: Task> Trainer<T> {
             return Err(self.disagreement("the devices", format!("{} of {expected} reported", agreed.last.len())));
         }
         self.last_saved = agreed.saved;
-        self.state.best = self.bests.iter().find(|best| Some(best.update) == agreed.best).cloned();
+        if self.state.best.as_ref().map(|best| best.update) != agreed.best {
+            self.state.best = self.bests.iter().find(|best| Some(best.update) == agreed.best).cloned();
+        }
         for (device, time) in agreed.last.iter().enumerate() {
             self.pace.observe(device, time.tokens, time.micros);
         }

@@ -54,11 +54,12 @@ pub(super) enum Kind {
 }
 
 /// Other names of the same flag.
-const ALIASES: [(&str, &str); 10] = [
+const ALIASES: [(&str, &str); 11] = [
     ("batch-size", "max-sentences"),
     ("learning-rate", "lr"),
     ("me", "max-epoch"),
     ("mu", "max-update"),
+    ("fa", "force-anneal"),
     ("wd", "weight-decay"),
     ("dadelta-weight-decay", "weight-decay"),
     ("adadelta-eps", "adam-eps"),

@@ -13,7 +13,7 @@ pub(super) struct Launch {
     /// Where they meet.
     pub(super) meet: Option<String>,
     pub(super) scheduler: Option<String>,
-    /// `--reset` and its like.
+    /// `--reset` and `--optimizer-overrides`.
     pub(super) extra: String,
     /// What to say before the commands.
     pub(super) remarks: Vec<String>,
@@ -25,7 +25,7 @@ pub(super) fn launch(given: &Given, world: Option<u64>) -> Launch {
         |text: Option<&str>| text.and_then(numbers::whole).filter(|&number| number > 0).map(|number| number as u64);
     let flag = |name: &str| count(given.value(name));
     let told = |key: &str| given.launcher.get(key).map(String::as_str);
-    let mut launch = Launch { scheduler: given.scheduler.clone(), extra: resets(given), ..Launch::default() };
+    let mut launch = Launch { scheduler: given.scheduler.clone(), extra: for_a_resume(given), ..Launch::default() };
 
     // Of the machine that this command was for.
     let here = flag("distributed-gpus").or(flag("distributed-num-procs")).or(count(told("nproc_per_node")));
@@ -84,10 +84,15 @@ fn meeting_place(given: &Given, remarks: &mut Vec<String>) -> Option<String> {
     address.filter(|address| !is_local(address)).map(|address| format!("tcp://{address}"))
 }
 
-fn resets(given: &Given) -> String {
+/// What a resume shall not take over.
+fn for_a_resume(given: &Given) -> String {
     let resets = [("reset-optimizer", "optimizer"), ("reset-lr-scheduler", "schedule"), ("reset-dataloader", "data")];
     let resets: Vec<&str> = resets.iter().filter(|(flag, _)| given.has(flag)).map(|(_, what)| *what).collect();
-    if resets.is_empty() { String::new() } else { format!(" --reset {}", resets.join(",")) }
+    let mut extra = if resets.is_empty() { String::new() } else { format!(" --reset {}", resets.join(",")) };
+    if let Some(overrides) = given.value("optimizer-overrides").filter(|overrides| *overrides != "{}") {
+        extra += &format!(" --optimizer-overrides \"{}\"", overrides.replace('"', "'"));
+    }
+    extra
 }
 
 impl Launch {
@@ -128,6 +133,8 @@ mod tests {
             (one.world, one.commands("run.toml")),
             (Some(4), vec!["hetseq train run.toml --reset optimizer,data".to_owned()])
         );
+        let resumed = launched("train.py --task mnist --optimizer-overrides '{\"lr\": 1}'");
+        assert_eq!(resumed.commands("r.toml"), ["hetseq train r.toml --optimizer-overrides \"{'lr': 1}\""]);
         assert_eq!(launched("CUDA_VISIBLE_DEVICES=0,3 fairseq-train x").world, Some(2));
         assert_eq!(launched("python -m torch.distributed.launch --nproc_per_node 4 train.py x").world, Some(4));
         assert_eq!(launched("fairseq-train x").world, None);

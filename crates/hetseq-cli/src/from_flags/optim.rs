@@ -137,7 +137,7 @@ fn schedule(given: &Given, rates: &[f64], to: &mut Translation) {
             cosine(given, rates, warmup.unwrap_or(0), &mut table, to);
             "cosine"
         }
-        "fixed" if rates.len() > 1 => return rate_per_epoch(rates, warmup, to),
+        "fixed" if rates.len() > 1 || given.has("force-anneal") => return rate_per_epoch(given, rates, table, why, to),
         "fixed" => "constant",
         other => {
             to.doubt(
@@ -149,6 +149,9 @@ fn schedule(given: &Given, rates: &[f64], to: &mut Translation) {
     };
     if rates.len() > 1 {
         to.doubt("--lr with several rates", format!("the first is used: {theirs} takes one"));
+    }
+    if let Some(typed) = given.typed("force-anneal").or(given.typed("lr-shrink")).filter(|_| theirs != "fixed") {
+        to.doubt(typed.shown.clone(), "only --lr-scheduler fixed shrinks its rate here");
     }
     let value = match (table.is_empty(), kind) {
         (true, kind) => format!("\"{kind}\""),
@@ -174,17 +177,18 @@ fn cosine(given: &Given, rates: &[f64], warmup: i64, table: &mut Vec<String>, to
     }
 }
 
-/// One rate per epoch; the last one stays.
-fn rate_per_epoch(rates: &[f64], warmup: Option<i64>, to: &mut Translation) {
-    let list: Vec<String> = rates.iter().map(|rate| float(*rate)).collect();
-    to.set(
-        "optim.schedule",
-        format!("{{ name = \"epochs\", lrs = [{}] }}", list.join(", ")),
-        "--lr: a rate per epoch, the last one stays",
-    );
-    if warmup.is_some() {
-        to.doubt("--warmup-updates", "goes with one learning rate only; it was left out");
+/// One rate per epoch; the last one stays, or shrinks from an epoch on.
+fn rate_per_epoch(given: &Given, rates: &[f64], mut table: Vec<String>, why: String, to: &mut Translation) {
+    if rates.len() > 1 {
+        let list: Vec<String> = rates.iter().map(|rate| float(*rate)).collect();
+        to.set("optim.lr", format!("[{}]", list.join(", ")), "--lr: a rate per epoch, the last one stays");
     }
+    if let Some(from) = given.value("force-anneal").and_then(numbers::whole).filter(|&from| from > 0) {
+        let shrink = number(given, "lr-shrink", to).unwrap_or(0.1);
+        table.push(format!("shrink = {}, shrink_from_epoch = {from}", float(shrink)));
+    }
+    table.insert(0, "kind = \"epochs\"".to_owned());
+    to.set("optim.schedule", format!("{{ {} }}", table.join(", ")), why);
 }
 
 fn clipping(given: &Given, to: &mut Translation) {

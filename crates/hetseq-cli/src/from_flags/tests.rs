@@ -145,7 +145,12 @@ fn translation_as_fairseq_documents_it() {
 #[test]
 fn learning_rates_and_schedules() {
     for (flags, schedule) in [
-        ("--lr 0.25,0.1,0.05", "{ name = 'epochs', lrs = [0.25, 0.1, 0.05] }"),
+        ("--lr 0.25,0.1,0.05", "{ kind = 'epochs' }"),
+        (
+            "--lr 0.25,0.1 --force-anneal 5 --lr-shrink 0.5 --warmup-updates 7",
+            "{ kind = 'epochs', warmup_updates = 7, shrink = 0.5, shrink_from_epoch = 5 }",
+        ),
+        ("--lr 0.25 --fa 5", "{ kind = 'epochs', shrink = 0.1, shrink_from_epoch = 5 }"),
         ("--lr 0.1", "'constant'"),
         ("--lr 0.1 --lr-scheduler inverse_sqrt", "{ kind = 'inverse-sqrt', warmup_updates = 4000 }"),
         (
@@ -162,6 +167,8 @@ fn learning_rates_and_schedules() {
         let expected: Table = format!("x = {schedule}").parse().unwrap();
         assert_eq!(keys["optim.schedule"], expected["x"], "{flags}");
     }
+    let keys = keys("fairseq-train x --max-sentences 8 --max-epoch 1 --lr 0.25,0.1,0.05");
+    assert_eq!(keys["optim.lr"].to_string(), "[0.25, 0.1, 0.05]");
 }
 
 #[test]

@@ -84,6 +84,9 @@ pub(super) fn translate(given: &Given, outside: &Outside<'_>) -> Translation {
     for typed in &given.flags {
         one_flag(typed, &mut to);
     }
+    if given.has("cpu") {
+        to.set_text("run.devices", "cpu", "--cpu");
+    }
     to.launch = launch::launch(given, outside.world);
     batch(given, &mut to);
     optim::optim(given, &mut to);

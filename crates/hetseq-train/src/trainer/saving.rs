@@ -28,13 +28,16 @@ impl<T: Task> Trainer<T> {
         self.saver.as_mut().map_or(Ok(()), |saver| saver.retry_if_due(now))
     }
 
-    /// Begin to save what the run is after the present update.
+    /// Begin to save what the run is after the present update, unless that is saved already.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
         let started = Instant::now();
         self.crew.group.at(format!("the checkpoint after {}", at_update(self.state.cursor.updates)));
         self.wait_for_the_last_save()?;
         self.compare_replicas()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
+        if saver.saved() == Some(self.state.cursor.updates) {
+            return Ok(());
+        }
         if let Some(lost) = saver.give_up() {
             self.bests.retain(|best| best.update != lost);
         }
@@ -79,7 +82,10 @@ impl<T: Task> Trainer<T> {
     /// header, before they compare anything with it.
     fn reconsider_best(&mut self) {
         let held = self.saver.as_ref().and_then(Saver::held);
-        self.state.best = best_but(&self.bests, held).cloned();
+        let best = best_but(&self.bests, held);
+        if self.state.best.as_ref().map(|best| best.update) != best.map(|best| best.update) {
+            self.state.best = best.cloned();
+        }
     }
 
     fn take_news(&mut self, news: News) -> Result<(), TrainError> {
@@ -124,8 +130,8 @@ impl<T: Task> Trainer<T> {
         Ok(())
     }
 
-    /// The run ends well only with all of it saved.
-    pub(super) fn finish_saves(&mut self) -> Result<(), TrainError> {
+    /// The run ends well only with all of it saved. Before the last exchange, so that all ranks end as rank 0 does.
+    pub(crate) fn finish_saves(&mut self) -> Result<(), TrainError> {
         let limit = self.config.comm.progress();
         match self.saver.as_mut().map_or(Ok(None), |saver| saver.wait(limit))? {
             None => Ok(()),

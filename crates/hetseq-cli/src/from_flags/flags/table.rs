@@ -170,16 +170,22 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
     ),
     // Optimizer and schedule.
     flag(&["optimizer"], Value, Both, Joins("`optim.name`; their adam decays weights as AdamW does")),
-    flag(&["lr", "learning-rate"], Value, Both, Joins("`optim.lr`; a list is one rate per epoch, in `optim.schedule`")),
+    flag(&["lr", "learning-rate"], Value, Both, Joins("`optim.lr`; a list is one rate per epoch")),
     flag(&["lr-scheduler"], Value, Both, Joins(SCHEDULE)),
     flag(&["warmup-updates", "total-num-update", "end-learning-rate", "power"], Value, Both, Joins(SCHEDULE)),
     flag(&["max-lr", "lr-period-updates"], Value, Fairseq, Joins("`optim.schedule` for `--lr-scheduler cosine`")),
     flag(&["warmup-init-lr"], Value, Fairseq, Look("warm-up begins at 0 here")),
     flag(
-        &["force-anneal", "fa", "lr-shrink", "t-mult", "lr-patience", "lr-threshold"],
+        &["force-anneal", "fa", "lr-shrink"],
         Value,
         Both,
-        Look("no schedule here shrinks the rate step by step: say the rates in `optim.schedule`, or take another one"),
+        Joins("`optim.schedule` with `kind = \"epochs\"` for `--lr-scheduler fixed`"),
+    ),
+    flag(
+        &["t-mult", "lr-patience", "lr-threshold"],
+        Value,
+        Fairseq,
+        Look("no schedule here starts again or waits for a plateau"),
     ),
     flag(&["clip-norm"], Value, Both, Joins("`optim.clip_norm`; 0 is no clipping")),
     flag(
@@ -279,13 +285,18 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
         Both,
         Unneeded("a resume goes on with metrics.jsonl; nothing is averaged over it"),
     ),
-    flag(&["optimizer-overrides"], Value, Both, Look("a resume takes the optim.* of run.toml: change them there")),
+    flag(
+        &["optimizer-overrides"],
+        Value,
+        Both,
+        Joins("the same flag on the command line; or change `optim` in run.toml"),
+    ),
     // Where.
     flag(&["distributed-init-method", "distributed-world-size", "distributed-rank"], Value, Both, Joins(LAUNCH)),
     flag(&["distributed-gpus"], Value, Hetseq, Joins(LAUNCH)),
     flag(&["distributed-port", "distributed-num-procs", "nprocs-per-node"], Value, Fairseq, Joins(LAUNCH)),
     flag(&["device-id", "local_rank"], Value, Both, Unneeded("a process uses all devices that run.devices names")),
-    flag(&["cpu"], Nothing, Both, Joins("`run.devices = \"cpu\"`, which is what there is")),
+    flag(&["cpu"], Nothing, Both, Joins("`run.devices = \"cpu\"`")),
     flag(
         &["distributed-backend", "ddp-backend", "bucket-cap-mb", "distributed-wrapper", "all-gather-list-size"],
         Value,
