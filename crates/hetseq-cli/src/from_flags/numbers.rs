@@ -22,8 +22,11 @@ pub(super) fn whole(text: &str) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
 }
 
-/// As it stands in TOML: a number that is whole needs its point where a fraction could stand.
+/// As it stands in TOML, where a number with a fraction needs its point, and as people write small ones.
 pub(super) fn float(value: f64) -> String {
+    if value != 0.0 && value.abs() < 1e-3 {
+        return format!("{value:e}");
+    }
     toml::Value::Float(value).to_string()
 }
 
@@ -37,6 +40,6 @@ mod tests {
         assert_eq!(list("[0.25,0.1,]"), Some(vec![0.25, 0.1]));
         assert_eq!((one("1e-4"), one("1,2"), one("x"), one("")), (Some(1e-4), None, None, None));
         assert_eq!((whole("4"), whole("-1"), whole("1.5"), whole("(4,)")), (Some(4), Some(-1), None, Some(4)));
-        assert_eq!((float(25.0), float(1e-4)), ("25.0".to_owned(), "0.0001".to_owned()));
+        assert_eq!([25.0, 0.01, 1.5e-4, 0.0].map(float), ["25.0", "0.01", "1.5e-4", "0.0"]);
     }
 }
