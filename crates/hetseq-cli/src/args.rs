@@ -37,8 +37,12 @@ pub(crate) enum Command {
 /// update on all ranks, saves, and exits with 75; the same command resumes, also with another number of ranks.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
-    #[command(flatten)]
-    pub(crate) config: ConfigArgs,
+    /// The run's TOML file, or a run directory (its config.toml)
+    #[arg(value_name = "CONFIG", required_unless_present = "from_flags")]
+    path: Option<PathBuf>,
+    /// Set a key of the config: optim.lr=0.001, batch.global="4096 tokens"
+    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "from_flags")]
+    sets: Vec<String>,
     /// This rank's weight when batch.split = "weights": its part of each update
     #[arg(long, value_name = "W")]
     pub(crate) weight: Option<f64>,
@@ -49,7 +53,30 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_delimiter = ',')]
     pub(crate) reset: Vec<ResetWhat>,
     #[command(flatten)]
+    pub(crate) from_flags: FromFlagsArgs,
+    #[command(flatten)]
     pub(crate) place: PlaceArgs,
+}
+
+impl TrainArgs {
+    /// Clap has seen to it that there is one, unless `--from-flags` is given.
+    pub(crate) fn source(&self) -> Result<ConfigSource, TrainError> {
+        read_config(self.path.as_deref().unwrap_or(Path::new("")), &self.sets)
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Coming from HetSeq or fairseq (docs/migrating.md)")]
+pub(crate) struct FromFlagsArgs {
+    /// Write a config from the command line of the original HetSeq or of fairseq-train, in quotes, and do not train
+    #[arg(long, value_name = "\"COMMAND LINE\"", allow_hyphen_values = true, conflicts_with = "path")]
+    pub(crate) from_flags: Option<String>,
+    /// Where to write it (default: run.toml); `-` is standard output
+    #[arg(long, value_name = "FILE", requires = "from_flags")]
+    pub(crate) output: Option<PathBuf>,
+    /// Overwrite that file
+    #[arg(long, requires = "from_flags")]
+    pub(crate) overwrite: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -255,7 +282,7 @@ pub(crate) struct PlaceArgs {
     distributed_init_method: Option<String>,
     /// How many ranks there are
     #[arg(long, value_name = "N")]
-    distributed_world_size: Option<usize>,
+    pub(crate) distributed_world_size: Option<usize>,
     /// Which of them this is, from 0; may be left out with file://
     #[arg(long, value_name = "R")]
     distributed_rank: Option<usize>,

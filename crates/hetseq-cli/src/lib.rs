@@ -9,6 +9,7 @@ mod bench;
 mod demo;
 mod devices;
 mod eval;
+mod from_flags;
 mod output;
 mod prep;
 mod train;

@@ -5,10 +5,13 @@ use std::process::ExitCode;
 use hetseq_train::{End, Reset, Resume, RunOptions, Tasks};
 
 use crate::args::{ResetWhat, TrainArgs, UsageError};
-use crate::stopped;
+use crate::{from_flags, stopped};
 
 pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode> {
-    let source = args.config.source()?;
+    if let Some(line) = &args.from_flags.from_flags {
+        return from_flags::convert(tasks, line, args);
+    }
+    let source = args.source()?;
     if let Some(weight) = args.weight
         && !(weight.is_finite() && weight >= 0.0)
     {

@@ -54,7 +54,11 @@ pub enum Event {
         update: u64,
         path: PathBuf,
         best: bool,
+        /// To write it, in the background; the event comes when it is complete.
         seconds: f64,
+        /// How long training stood still for it.
+        #[serde(default)]
+        paused_seconds: f64,
     },
     /// Who does how much, since the start of this process group. Emitted now and then, and at the end.
     Workers {

@@ -23,6 +23,15 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// Bytes as `512 B`, `2.5 MB`, `1.3 GB`, in powers of 1,000.
+pub fn bytes(n: u64) -> String {
+    let units = [("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
+    match units.iter().find(|(_, size)| n as f64 >= *size) {
+        Some((unit, size)) => format!("{:.1} {unit}", n as f64 / size),
+        None => format!("{n} B"),
+    }
+}
+
 /// The middle value; not a number if there is none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -42,6 +51,7 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([512, 2_500_000, 1_340_000_000].map(bytes), ["512 B", "2.5 MB", "1.3 GB"]);
         assert_eq!([0.42, 7.34, 200.0, 7500.0].map(duration), ["0.42 s", "7.3 s", "3 min 20 s", "2 h 05 min"]);
     }
 }

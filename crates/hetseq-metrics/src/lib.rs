@@ -8,6 +8,6 @@ pub mod sink;
 mod workers;
 
 pub use event::{Event, WorkerReport};
-pub use format::{duration, median, thousands};
+pub use format::{bytes, duration, median, thousands};
 pub use sink::{Console, Journal, Sink};
 pub use workers::Workers;

@@ -2,10 +2,16 @@
 //!
 //! `checkpoints/step-N/` holds `model.safetensors`, the resolved `config.toml`, and `trainer/` with what only a resume
 //! needs; `last` and `best` are links. Only rank 0 reads and writes; the others get what they need over the network.
+//! Here is what happens on the disk; `saver.rs` has it done in the background.
 
 mod retention;
+mod room;
+mod saver;
+mod snapshot;
 mod tensors;
+mod trouble;
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -14,7 +20,11 @@ use hetseq_optim::Layout;
 use crate::error::TrainError;
 use crate::state::State;
 
+pub(crate) use room::free_bytes;
+pub(crate) use saver::{News, RETRY, Saver};
+pub(crate) use snapshot::{Snapshot, size_bytes};
 pub(crate) use tensors::write_flat;
+pub use trouble::Trouble;
 
 /// The `checkpoints` directory of a run.
 #[derive(Debug, Clone)]
@@ -22,13 +32,12 @@ pub struct Checkpoints {
     dir: PathBuf,
 }
 
-/// What is saved.
-pub(crate) struct Snapshot<'a> {
-    pub(crate) layout: &'a Layout,
-    pub(crate) parameters: &'a [f32],
-    pub(crate) slots: Vec<(String, &'a [f32])>,
-    pub(crate) state: &'a State,
-    pub(crate) config: &'a str,
+/// A checkpoint that is complete.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    pub(crate) path: PathBuf,
+    /// What went wrong beside it, such as an old checkpoint that could not be removed: no reason to stop.
+    pub(crate) remarks: Vec<String>,
 }
 
 /// What is loaded.
@@ -64,8 +73,12 @@ impl Checkpoints {
         fs::remove_dir(&trial).map_err(TrainError::io(doing()))
     }
 
-    pub(crate) fn create(&self) -> std::io::Result<()> {
+    pub(crate) fn create(&self) -> io::Result<()> {
         fs::create_dir_all(&self.dir)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Where the checkpoint after `update` updates is or would be.
@@ -81,8 +94,7 @@ impl Checkpoints {
     /// The updates that checkpoints exist for, oldest first.
     pub(crate) fn steps(&self) -> Vec<u64> {
         let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
-        let step = |name: &str| name.strip_prefix("step-")?.parse().ok();
-        let mut steps: Vec<u64> = entries.filter_map(|entry| step(entry.ok()?.file_name().to_str()?)).collect();
+        let mut steps: Vec<u64> = entries.filter_map(|entry| step_of(entry.ok()?.file_name().to_str()?)).collect();
         steps.sort_unstable();
         steps
     }
@@ -97,38 +109,84 @@ impl Checkpoints {
         fs::canonicalize(self.dir.join("best")).ok()
     }
 
-    /// Write the snapshot and return where it is.
-    pub(crate) fn save(&self, snapshot: &Snapshot<'_>) -> Result<PathBuf, TrainError> {
-        let update = snapshot.state.cursor.updates;
-        let path = self.path(update);
-        let doing = || format!("saving {}", path.display());
-        let temporary = self.dir.join(format!("{TEMPORARY}step-{update}"));
-        if temporary.exists() {
-            fs::remove_dir_all(&temporary).map_err(TrainError::io(doing()))?;
+    /// Write the snapshot, then remove what `keep` does not cover. Where there is no room, what would then be removed goes
+    /// first; but the newest checkpoint and the best never go before the new one is complete.
+    pub(crate) fn save(&self, snapshot: &Snapshot, keep: usize) -> Result<Saved, Trouble> {
+        let mut remarks = Vec::new();
+        if !self.dir.exists() {
+            remarks.push(format!("{} had vanished and was made anew", self.dir.display()));
         }
-        write(&temporary, snapshot).map_err(TrainError::io(doing()))?;
-        fs::rename(&temporary, &path).map_err(TrainError::io(doing()))?;
-        sync_dir(&self.dir).map_err(TrainError::io(doing()))?;
-        self.link("last", update).map_err(TrainError::io(doing()))?;
-        if snapshot.state.best.as_ref().is_some_and(|best| best.update == update) {
-            self.link("best", update).map_err(TrainError::io(doing()))?;
+        let mut written = self.write(snapshot);
+        if written.as_ref().is_err_and(trouble::is_lack_of_room) {
+            let expendable = retention::expendable(&self.steps(), keep, &self.protected(snapshot));
+            if !expendable.is_empty() {
+                remarks.extend(self.remove(&expendable));
+                written = self.write(snapshot);
+            }
         }
-        Ok(path)
+        let path = self.path(snapshot.update());
+        written.map_err(|reason| Trouble::new(&path, reason, snapshot.size_bytes()))?;
+        remarks.extend(self.link_from("last", snapshot.update()));
+        if snapshot.is_best() {
+            remarks.extend(self.link_from("best", snapshot.update()));
+        }
+        remarks.extend(self.remove(&retention::expired(&self.steps(), keep, &self.protected(snapshot))));
+        Ok(Saved { path, remarks })
     }
 
-    /// Remove what `keep` does not cover.
-    pub(crate) fn prune(&self, keep: usize, best: Option<u64>) -> Result<(), TrainError> {
-        for step in retention::expired(&self.steps(), keep, best) {
-            // Renamed first: a checkpoint that is half removed must not look like one.
-            let (path, gone) = (self.path(step), self.dir.join(format!("{TEMPORARY}expired-{step}")));
-            let doing = || format!("removing the old checkpoint {}", path.display());
-            fs::rename(&path, &gone).map_err(TrainError::io(doing()))?;
-            fs::remove_dir_all(&gone).map_err(TrainError::io(doing()))?;
-        }
-        Ok(())
+    /// Write to a temporary name, then rename; what was written so far is removed if that fails.
+    fn write(&self, snapshot: &Snapshot) -> io::Result<()> {
+        let path = self.path(snapshot.update());
+        let temporary = self.dir.join(format!("{TEMPORARY}step-{}", snapshot.update()));
+        let write = || {
+            if temporary.exists() {
+                fs::remove_dir_all(&temporary)?;
+            }
+            write_files(&temporary, snapshot)?;
+            if path.exists() {
+                // Left by a try that failed after renaming, when the directory could not be flushed.
+                self.discard(snapshot.update())?;
+            }
+            fs::rename(&temporary, &path)?;
+            sync_dir(&self.dir)
+        };
+        write().inspect_err(|_| _ = fs::remove_dir_all(&temporary))
     }
 
-    fn link(&self, name: &str, update: u64) -> std::io::Result<()> {
+    /// What must not be removed: the best by the snapshot's state, and what `best` leads to, which is another one as long
+    /// as that is not written.
+    fn protected(&self, snapshot: &Snapshot) -> Vec<u64> {
+        let linked = fs::read_link(self.dir.join("best")).ok();
+        let linked = linked.and_then(|path| path.to_str().and_then(step_of));
+        snapshot.state.best.as_ref().map(|best| best.update).into_iter().chain(linked).collect()
+    }
+
+    /// Remove old checkpoints; what could not be removed is told.
+    fn remove(&self, steps: &[u64]) -> Vec<String> {
+        let failed = |&step: &u64| {
+            let error = self.discard(step).err()?;
+            Some(format!("the old checkpoint {} could not be removed: {error}", self.path(step).display()))
+        };
+        steps.iter().filter_map(failed).collect()
+    }
+
+    fn discard(&self, step: u64) -> io::Result<()> {
+        // Renamed first: a checkpoint that is half removed must not look like one.
+        let gone = self.dir.join(format!("{TEMPORARY}expired-{step}"));
+        if gone.exists() {
+            fs::remove_dir_all(&gone)?;
+        }
+        fs::rename(self.path(step), &gone)?;
+        fs::remove_dir_all(&gone)
+    }
+
+    /// Links are for people: a file system without them, or a full one, does not make a checkpoint worse.
+    fn link_from(&self, name: &str, update: u64) -> Option<String> {
+        let error = self.link(name, update).err()?;
+        Some(format!("the link {} could not be set: {error}", self.dir.join(name).display()))
+    }
+
+    fn link(&self, name: &str, update: u64) -> io::Result<()> {
         let temporary = self.dir.join(format!(".{name}"));
         if fs::symlink_metadata(&temporary).is_ok() {
             fs::remove_file(&temporary)?;
@@ -141,13 +199,17 @@ impl Checkpoints {
 /// How the names of directories begin that are not checkpoints yet, or no longer.
 const TEMPORARY: &str = ".tmp-";
 
-fn write(dir: &Path, snapshot: &Snapshot<'_>) -> std::io::Result<()> {
+fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?.parse().ok()
+}
+
+fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let trainer = dir.join("trainer");
     fs::create_dir_all(&trainer)?;
-    write_flat(&dir.join("model.safetensors"), snapshot.layout, snapshot.parameters)?;
+    write_flat(&dir.join("model.safetensors"), &snapshot.layout, &snapshot.parameters)?;
     tensors::write_slots(&trainer.join("optimizer.safetensors"), &snapshot.slots)?;
-    fs::write(dir.join("config.toml"), snapshot.config)?;
-    fs::write(trainer.join("state.json"), serde_json::to_vec_pretty(snapshot.state)?)?;
+    fs::write(dir.join("config.toml"), &snapshot.config)?;
+    fs::write(trainer.join("state.json"), serde_json::to_vec_pretty(&snapshot.state)?)?;
     for file in ["model.safetensors", "config.toml", "trainer/optimizer.safetensors", "trainer/state.json"] {
         fs::File::open(dir.join(file))?.sync_all()?;
     }
@@ -155,7 +217,7 @@ fn write(dir: &Path, snapshot: &Snapshot<'_>) -> std::io::Result<()> {
     sync_dir(dir)
 }
 
-fn sync_dir(dir: &Path) -> std::io::Result<()> {
+fn sync_dir(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
@@ -175,8 +237,9 @@ pub(crate) fn load(path: &Path, layout: &Layout) -> Result<Restored, TrainError>
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use hetseq_data::Cursor;
 
@@ -203,13 +266,16 @@ mod tests {
         Layout::new([("a.weight".to_owned(), vec![2, 3]), ("a.bias".to_owned(), vec![2])]).unwrap()
     }
 
-    fn save(checkpoints: &Checkpoints, update: u64, best: Option<u64>, value: f32) -> PathBuf {
+    pub(crate) fn snapshot(update: u64, best: Option<u64>, value: f32) -> Snapshot {
         let (parameters, moments) = (vec![value; 8], vec![2.0 * value; 8]);
-        let slots = vec![("exp_avg".to_owned(), &moments[..])];
-        let state = state(update, best);
-        let layout = layout();
-        let snapshot = Snapshot { layout: &layout, parameters: &parameters, slots, state: &state, config: "[run]\n" };
-        checkpoints.save(&snapshot).unwrap()
+        let slots = [("exp_avg".to_owned(), &moments[..])];
+        Snapshot::take(&Arc::new(layout()), "[run]\n", &state(update, best), &parameters, &slots, None)
+    }
+
+    fn save(checkpoints: &Checkpoints, update: u64, best: Option<u64>, value: f32) -> PathBuf {
+        let saved = checkpoints.save(&snapshot(update, best, value), 10).unwrap();
+        assert_eq!(saved.remarks, [] as [&str; 0]);
+        saved.path
     }
 
     #[test]
@@ -235,10 +301,73 @@ mod tests {
         let checkpoints = Checkpoints::at(dir.path());
         checkpoints.prepare().unwrap();
         for update in [5, 10, 15, 20] {
-            save(&checkpoints, update, Some(5), 1.0);
+            checkpoints.save(&snapshot(update, Some(5), 1.0), 2).unwrap();
         }
-        checkpoints.prune(2, Some(5)).unwrap();
         assert_eq!(checkpoints.steps(), [5, 15, 20]);
+        checkpoints.save(&snapshot(25, Some(25), 1.0), 2).unwrap();
+        assert_eq!(checkpoints.steps(), [20, 25]);
+        // The best after update 30 was never written: the one that `best` leads to stays.
+        for update in [35, 40, 45] {
+            checkpoints.save(&snapshot(update, Some(30), 1.0), 2).unwrap();
+        }
+        assert_eq!(checkpoints.steps(), [25, 40, 45]);
+    }
+
+    #[test]
+    fn a_save_that_fails_leaves_the_others_alone_and_nothing_half_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::at(dir.path());
+        checkpoints.prepare().unwrap();
+        let good = save(&checkpoints, 5, None, 1.0);
+        // In the way of the rename at the end, and not to be discarded.
+        let path = checkpoints.path(10);
+        fs::create_dir(&path).unwrap();
+        fs::write(checkpoints.dir.join(".tmp-expired-10"), "").unwrap();
+        let trouble = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap_err().to_string();
+        assert!(trouble.starts_with(&format!("saving {}: ", path.display())), "{trouble}");
+        assert!(!checkpoints.dir.join(".tmp-step-10").exists());
+        assert_eq!(load(&good, &layout()).unwrap().parameters, [1.0; 8]);
+        assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-5"));
+        fs::remove_file(checkpoints.dir.join(".tmp-expired-10")).unwrap();
+        save(&checkpoints, 10, None, 2.0);
+        assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-10"));
+    }
+
+    #[test]
+    fn a_directory_that_vanished_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::at(&dir.path().join("run"));
+        checkpoints.prepare().unwrap();
+        save(&checkpoints, 5, None, 1.0);
+        fs::remove_dir_all(dir.path().join("run")).unwrap();
+        let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
+        assert!(saved.remarks[0].contains("had vanished"), "{:?}", saved.remarks);
+        assert_eq!(load(&saved.path, &layout()).unwrap().parameters, [2.0; 8]);
+    }
+
+    #[test]
+    fn an_old_checkpoint_that_cannot_be_removed_is_a_remark() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::at(dir.path());
+        checkpoints.prepare().unwrap();
+        save(&checkpoints, 5, None, 1.0);
+        // A file where the directory would go to.
+        fs::write(checkpoints.dir.join(".tmp-expired-5"), "").unwrap();
+        let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
+        assert!(saved.remarks[0].contains("step-5 could not be removed"), "{:?}", saved.remarks);
+        assert_eq!(checkpoints.newest(), Some(saved.path));
+    }
+
+    #[test]
+    fn a_snapshot_uses_the_buffers_of_another_and_keeps_nothing_of_it() {
+        let first = snapshot(5, None, 1.0);
+        let at = first.parameters.as_ptr();
+        let (parameters, moments) = (vec![3.0; 8], vec![4.0; 8]);
+        let slots = [("buffer".to_owned(), &moments[..])];
+        let layout = Arc::new(layout());
+        let second = Snapshot::take(&layout, "", &state(6, None), &parameters, &slots, Some(first));
+        assert_eq!((second.parameters.as_ptr(), &second.parameters), (at, &parameters));
+        assert_eq!(second.slots, [("buffer".to_owned(), moments)]);
     }
 
     #[test]

@@ -130,12 +130,24 @@ pub struct Checkpoint {
     pub keep: usize,
     /// What decides which is best: `loss`, or a metric of the task.
     pub best: String,
+    /// What to do when one cannot be written.
+    pub on_error: OnError,
 }
 
 impl Default for Checkpoint {
     fn default() -> Self {
-        Checkpoint { every: Every::Epochs(1), keep: 3, best: "loss".to_owned() }
+        Checkpoint { every: Every::Epochs(1), keep: 3, best: "loss".to_owned(), on_error: OnError::Continue }
     }
+}
+
+/// When a checkpoint cannot be written in mid-run. The last one of a run must be written in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    /// Warn, go on, try again: computed updates are worth more than a disk that may have room again in an hour.
+    Continue,
+    /// End the run on all ranks.
+    Stop,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

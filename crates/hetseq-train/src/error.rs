@@ -8,6 +8,7 @@ use hetseq_data::DataError;
 use hetseq_optim::OptimError;
 use thiserror::Error;
 
+use crate::checkpoint::Trouble;
 use crate::task::TaskError;
 
 #[derive(Debug, Error)]
@@ -34,6 +35,12 @@ pub enum TrainError {
     Device { device: String, doing: &'static str, reason: String },
     #[error("{doing}: {reason}")]
     Io { doing: String, reason: std::io::Error },
+    /// A checkpoint could not be written, and the run cannot or shall not go on without it.
+    #[error(
+        "{trouble}. {consequence}. The last complete checkpoint is {last}; the same command goes on from there when the \
+         cause is mended"
+    )]
+    Unsaved { trouble: Box<Trouble>, consequence: &'static str, last: String },
     #[error("checkpoint {path}: {reason}")]
     Checkpoint { path: PathBuf, reason: String },
     #[error(

@@ -20,6 +20,9 @@ pub(crate) struct Header {
     pub(crate) lr: f64,
     /// Of the parameters before this update, when it was taken.
     pub(crate) checksum: Option<u64>,
+    /// The updates of the newest complete checkpoint and of the best one. Rank 0's count: it has the disk.
+    pub(crate) saved: Option<u64>,
+    pub(crate) best: Option<u64>,
     /// What each device of this rank did in the last update.
     pub(crate) last: Vec<DeviceTime>,
 }
@@ -40,6 +43,8 @@ pub(crate) struct Agreed {
     pub(crate) counts: Vec<u64>,
     pub(crate) stop: bool,
     pub(crate) lr: f64,
+    pub(crate) saved: Option<u64>,
+    pub(crate) best: Option<u64>,
     /// Of all devices of the group, rank by rank.
     pub(crate) last: Vec<DeviceTime>,
 }
@@ -76,6 +81,8 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
         counts,
         stop: headers.iter().any(|header| header.stop),
         lr: first.lr,
+        saved: first.saved,
+        best: first.best,
         last: headers.iter().flat_map(|header| header.last.iter().copied()).collect(),
     })
 }
@@ -111,6 +118,8 @@ mod tests {
             stop: false,
             lr: 0.5,
             checksum: None,
+            saved: None,
+            best: None,
             last: vec![DeviceTime { samples, tokens: samples, micros: 10 }],
         }
     }
@@ -120,8 +129,10 @@ mod tests {
         let mut second = header(0, 0);
         second.stop = true;
         second.lr = 0.25;
-        let agreed = agree(&[header(6, 60), second], 6).unwrap();
+        let first = Header { saved: Some(6), best: Some(4), ..header(6, 60) };
+        let agreed = agree(&[first, second], 6).unwrap();
         assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.last.len()), (vec![60], true, 0.5, 2));
+        assert_eq!((agreed.saved, agreed.best), (Some(6), Some(4)));
     }
 
     #[test]

@@ -30,8 +30,8 @@ mod task;
 pub mod tasks;
 mod trainer;
 
-pub use checkpoint::Checkpoints;
-pub use config::{Config, Every, Reset, Resume};
+pub use checkpoint::{Checkpoints, Trouble};
+pub use config::{Config, Every, OnError, Reset, Resume};
 pub use devices::{DeviceSpec, parse_devices};
 pub use error::TrainError;
 pub use evaluate::Evaluation;

@@ -14,9 +14,16 @@ use hetseq_optim::Layout;
 
 pub(crate) struct Observer {
     dir: PathBuf,
-    sinks: Vec<Box<dyn Sink>>,
+    outlets: Vec<Outlet>,
     audit: Option<JsonLines>,
     gradients: bool,
+}
+
+/// Where events go, and how many of them it could not take since it last could.
+struct Outlet {
+    name: &'static str,
+    sink: Box<dyn Sink>,
+    missed: u64,
 }
 
 impl Observer {
@@ -28,12 +35,13 @@ impl Observer {
         at: u64,
     ) -> Result<Self, TrainError> {
         let doing = || format!("opening the run directory {}", dir.display());
-        let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+        let mut outlets = Vec::new();
+        let mut add = |name, sink| outlets.push(Outlet { name, sink, missed: 0 });
         if rank == 0 {
             fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
             let journal = Journal::open(&dir.join("metrics.jsonl"), at).map_err(TrainError::io(doing()))?;
-            sinks.push(Box::new(journal));
-            sinks.push(Box::new(Console::new(config.run.log_every)));
+            add("metrics.jsonl", Box::new(journal) as Box<dyn Sink>);
+            add("the terminal", Box::new(Console::new(config.run.log_every)));
         }
         let audit = if config.debug.audit {
             fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
@@ -42,26 +50,41 @@ impl Observer {
         } else {
             None
         };
-        Ok(Observer { dir: dir.to_owned(), sinks, audit, gradients: config.debug.gradients && rank == 0 })
+        Ok(Observer { dir: dir.to_owned(), outlets, audit, gradients: config.debug.gradients && rank == 0 })
     }
 
-    /// A sink that fails (a full disk, a closed terminal) does not end a run; it is dropped with a word about it.
+    /// A sink that fails (a full disk) does not end a run: it is complained of once, and what it missed is counted until
+    /// it works again, or the run is over.
     pub(crate) fn tell(&mut self, event: &Event) {
+        let is_end = matches!(event, Event::End { .. });
         let mut complaints = Vec::new();
-        self.sinks.retain_mut(|sink| match sink.event(event) {
-            Ok(()) => true,
-            Err(error) => {
-                complaints.push(Event::Warning { message: format!("metrics are no longer written: {error}") });
-                false
+        for Outlet { name, sink, missed } in &mut self.outlets {
+            let lost = |missed: &u64| format!("{missed} events were not written to {name}");
+            match sink.event(event) {
+                Ok(()) if *missed > 0 => {
+                    complaints.push(lost(missed));
+                    *missed = 0;
+                }
+                Ok(()) => {}
+                Err(error) => {
+                    if *missed == 0 {
+                        complaints
+                            .push(format!("{error}. The run goes on, without the events that {name} cannot take"));
+                    }
+                    *missed += 1;
+                    if is_end {
+                        complaints.push(lost(missed));
+                    }
+                }
             }
-        });
-        for complaint in complaints {
-            self.tell(&complaint);
+        }
+        for message in complaints {
+            self.tell(&Event::Warning { message });
         }
     }
 
     pub(crate) fn is_telling(&self) -> bool {
-        !self.sinks.is_empty()
+        !self.outlets.is_empty()
     }
 
     /// `debug.audit`: this rank computes `samples` for update number `update`.
@@ -165,4 +188,59 @@ fn everything(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// `update 8,412`, as it stands in messages.
 pub(crate) fn at_update(update: u64) -> String {
     format!("update {}", thousands(update))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Keeps messages; fails while `broken`.
+    #[derive(Clone, Default)]
+    struct Memory(Arc<Mutex<(bool, Vec<String>)>>);
+
+    impl Sink for Memory {
+        fn event(&mut self, event: &Event) -> io::Result<()> {
+            let mut inner = self.0.lock().unwrap();
+            if inner.0 {
+                return Err(io::Error::from_raw_os_error(28));
+            }
+            inner.1.push(match event {
+                Event::Warning { message } => message.clone(),
+                Event::End { .. } => "end".to_owned(),
+                _ => String::new(),
+            });
+            Ok(())
+        }
+    }
+
+    fn note(message: &str) -> Event {
+        Event::Warning { message: message.to_owned() }
+    }
+
+    #[test]
+    fn what_a_full_disk_swallowed_is_counted() {
+        let (file, terminal) = (Memory::default(), Memory::default());
+        let outlet = |name, sink: &Memory| Outlet { name, sink: Box::new(sink.clone()), missed: 0 };
+        let outlets = vec![outlet("metrics.jsonl", &file), outlet("the terminal", &terminal)];
+        let mut observer = Observer { dir: PathBuf::new(), outlets, audit: None, gradients: false };
+        let breaks = |broken| file.0.lock().unwrap().0 = broken;
+        observer.tell(&note("a"));
+        breaks(true);
+        observer.tell(&note("b"));
+        observer.tell(&note("c"));
+        breaks(false);
+        observer.tell(&note("d"));
+        breaks(true);
+        observer.tell(&note("e"));
+        observer.tell(&Event::End { update: 1, outcome: String::new(), seconds: 0.0 });
+        let full =
+            "No space left on device (os error 28). The run goes on, without the events that metrics.jsonl cannot take";
+        // Each complaint is an event of its own, and is missed too.
+        let three = "3 events were not written to metrics.jsonl";
+        assert_eq!(file.0.lock().unwrap().1, ["a", "d", three]);
+        assert_eq!(terminal.0.lock().unwrap().1, ["a", "b", full, "c", "d", three, "e", full, "end", three]);
+    }
 }

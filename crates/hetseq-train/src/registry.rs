@@ -32,6 +32,11 @@ impl Tasks {
         self
     }
 
+    /// Names for `run.task`.
+    pub fn names(&self) -> Vec<&'static str> {
+        self.known.iter().map(|runner| runner.name()).collect()
+    }
+
     pub fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError> {
         self.find(source)?.train(source, options)
     }
@@ -56,8 +61,8 @@ impl Tasks {
         match self.known.iter().find(|runner| runner.name() == name) {
             Some(runner) => Ok(&**runner),
             None => {
-                let known: Vec<&str> = self.known.iter().map(|runner| runner.name()).collect();
-                Err(TrainError::Config(format!("run.task = \"{name}\": this program knows {}", known.join(", "))))
+                let known = self.names().join(", ");
+                Err(TrainError::Config(format!("run.task = \"{name}\": this program knows {known}")))
             }
         }
     }

@@ -61,7 +61,10 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
     };
     let mut trainer = start.into_trainer(crew, config, stop, best_metric);
     trainer.announce();
-    let result = trainer.run();
+    let result = trainer.run().and_then(|end| trainer.finish_saves().map(|()| end));
+    if result.is_err() {
+        trainer.let_the_last_save_end();
+    }
     let outcome = match result {
         Ok(End::Finished) => "finished",
         Ok(End::Stopped) => "stopped",

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
 #[derive(Debug, Clone, Default)]
@@ -19,6 +19,8 @@ impl StopFlag {
             flag::register_conditional_shutdown(signal, 128 + signal, stop.0.clone())?;
             flag::register(signal, stop.0.clone())?;
         }
+        // Sent for a file beyond `ulimit -f`, and deadly unless somebody listens: then the write fails instead.
+        flag::register(SIGXFSZ, Arc::default())?;
         Ok(stop)
     }
 

@@ -8,7 +8,7 @@ use hetseq_data::{Pace, PlanSpec};
 use hetseq_metrics::{Event, Workers};
 use hetseq_optim::Optimizer;
 
-use crate::checkpoint::{self, Checkpoints, Restored};
+use crate::checkpoint::{self, Checkpoints, Restored, Saver};
 use crate::config::{Config, Resume};
 use crate::crew::Crew;
 use crate::error::TrainError;
@@ -31,6 +31,7 @@ pub(crate) struct Start<T: Task> {
     optimizer: Optimizer,
     itinerary: Itinerary,
     checkpoints: Checkpoints,
+    saver: Option<Saver>,
     observer: Observer,
     loader: Loader<T>,
     valid_loader: Loader<T>,
@@ -70,7 +71,15 @@ impl<T: Task> Start<T> {
         let mut itinerary = Itinerary::new(costs, spec, config.run.max_updates, config.run.max_epochs);
         itinerary.check(&state.cursor).map_err(TrainError::Config)?;
         state.total_updates.get_or_insert_with(|| itinerary.total_updates(&state.cursor));
+        let saver = match crew.group.rank() {
+            0 => {
+                let (checkpoints, keep) = (checkpoints.clone(), config.checkpoint.keep);
+                Some(Saver::start(saved(&state), move |snapshot| checkpoints.save(snapshot, keep))?)
+            }
+            _ => None,
+        };
         Ok(Start {
+            saver,
             config_text,
             observer: Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?,
             state,
@@ -99,7 +108,9 @@ impl<T: Task> Start<T> {
             pace: Pace::new(crew.roster.members.len()),
             terms: crew.task.terms(),
             total_updates: self.state.total_updates.unwrap_or_default(),
-            last_saved: Some(self.state.cursor.updates).filter(|&updates| updates > 0),
+            last_saved: saved(&self.state),
+            bests: self.state.best.iter().cloned().collect(),
+            told_of_waiting: false,
             best_metric,
             _lock: self.lock,
             pulse: Pulse::beginning_at(self.state.cursor.updates),
@@ -109,6 +120,7 @@ impl<T: Task> Start<T> {
             optimizer: self.optimizer,
             itinerary: self.itinerary,
             checkpoints: self.checkpoints,
+            saver: self.saver,
             observer: self.observer,
             loader: self.loader,
             valid_loader: self.valid_loader,
@@ -136,7 +148,13 @@ impl<T: Task> Trainer<T> {
             total_updates: self.total_updates,
             resumed_at: cursor.updates,
         });
+        self.warn_of_little_room();
     }
+}
+
+/// The update of the checkpoint that a run begins from; none for a new run.
+fn saved(state: &State) -> Option<u64> {
+    Some(state.cursor.updates).filter(|&updates| updates > 0)
 }
 
 /// Rank 0: a checkpoint to go on from, or fresh parameters.

@@ -1,6 +1,7 @@
 //! The loop. Every rank runs it in step: plan, agree, compute, reduce, step, observe, save.
 
 mod milestones;
+mod saving;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use hetseq_metrics::{Event, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm, lr};
 use hetseq_random::Key;
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{Checkpoints, Saver};
 use crate::config::Config;
 use crate::crew::Crew;
 use crate::devices::LocalSum;
@@ -23,7 +24,7 @@ use crate::observer::{Observer, at_update};
 use crate::roster::undecodable;
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
-use crate::state::State;
+use crate::state::{Best, State};
 use crate::task::{Metric, Task, Term, Which};
 
 pub(crate) struct Trainer<T: Task> {
@@ -36,6 +37,8 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) itinerary: Itinerary,
     pub(crate) total_updates: u64,
     pub(crate) checkpoints: Checkpoints,
+    /// On rank 0.
+    pub(crate) saver: Option<Saver>,
     pub(crate) observer: Observer,
     pub(crate) stop: StopFlag,
     pub(crate) terms: Vec<Term>,
@@ -46,8 +49,12 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) workers: Workers,
     /// What `checkpoint.best` names.
     pub(crate) best_metric: Metric,
-    /// The update that the last checkpoint was taken after, here or where this run was resumed from.
+    /// Every best so far, oldest first: one that does not reach the disk gives way to the one before it.
+    pub(crate) bests: Vec<Best>,
+    /// The update that the last complete checkpoint was taken after, here or where this run was resumed from.
     pub(crate) last_saved: Option<u64>,
+    /// Whether it was said that a save had to wait for the one before it.
+    pub(crate) told_of_waiting: bool,
     /// Held while this process works in the run directory (rank 0).
     pub(crate) _lock: Option<RunLock>,
 }
@@ -95,6 +102,7 @@ impl<T: Task> Trainer<T> {
         self.order_at(self.state.cursor.clone())?;
         while let Some(update) = self.itinerary.at(&self.state.cursor) {
             let started = Instant::now();
+            self.look_after_saves()?;
             let work = self.loader.take()?;
             let agreed = self.agree(&update, &work)?;
             self.order_ahead(&update)?;
@@ -106,10 +114,12 @@ impl<T: Task> Trainer<T> {
             self.observe(&update, &global, &agreed, started);
             self.pass_milestones(&update, agreed.stop)?;
             if agreed.stop {
+                self.finish_saves()?;
                 self.settle()?;
                 return Ok(End::Stopped);
             }
         }
+        self.finish_saves()?;
         self.settle()?;
         Ok(End::Finished)
     }
@@ -133,6 +143,8 @@ impl<T: Task> Trainer<T> {
             stop: self.stop.is_set(),
             lr: lr(&self.config.optim.schedule, self.config.optim.lr, total, since),
             checksum: self.pulse.checksum.take(),
+            saved: self.saver.as_ref().and_then(Saver::saved),
+            best: self.state.best.as_ref().map(|best| best.update),
             last: std::mem::take(&mut self.pulse.last),
         }
     }
@@ -149,6 +161,10 @@ impl<T: Task> Trainer<T> {
         let expected = if self.pulse.done > 0 { self.crew.roster.members.len() } else { 0 };
         if agreed.last.len() != expected {
             return Err(self.disagreement("the devices", format!("{} of {expected} reported", agreed.last.len())));
+        }
+        self.last_saved = agreed.saved;
+        if self.state.best.as_ref().map(|best| best.update) != agreed.best {
+            self.state.best = self.bests.iter().find(|best| Some(best.update) == agreed.best).cloned();
         }
         for (device, time) in agreed.last.iter().enumerate() {
             self.pace.observe(device, time.tokens, time.micros);

@@ -29,6 +29,8 @@ pub(crate) struct Job {
     port: u16,
     meets_in: Option<PathBuf>,
     cwd: Option<PathBuf>,
+    /// A program and its arguments that runs the binary, such as one that sets limits first.
+    under: Vec<String>,
 }
 
 #[derive(Clone, Default)]
@@ -40,7 +42,8 @@ struct Rank {
 impl Job {
     pub(crate) fn new<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
-        Job { args, ranks: vec![Rank::default()], port: free_port(), meets_in: None, cwd: None }
+        let under = Vec::new();
+        Job { args, ranks: vec![Rank::default()], port: free_port(), meets_in: None, cwd: None, under }
     }
 
     /// `hetseq COMMAND configs/mnist.toml` on the drawn digits, with one device per rank.
@@ -85,6 +88,11 @@ impl Job {
         self
     }
 
+    pub(crate) fn under(mut self, program: &[&str]) -> Self {
+        self.under = program.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
     pub(crate) fn arg_on(mut self, rank: usize, arg: &str) -> Self {
         self.ranks[rank].args.push(arg.to_owned());
         self
@@ -112,7 +120,9 @@ impl Job {
 
     /// One more process, for those who want to start ranks one by one or twice.
     pub(crate) fn start_rank(&self, rank: usize, cluster: &mut Cluster) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hetseq"));
+        let words: Vec<&str> = self.under.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_hetseq")]).collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
         // Nothing of a scheduler or of the developer's shell reaches the ranks.
         command.env_clear().args(&self.args).args(&self.ranks[rank].args);
         if let Some(cwd) = &self.cwd {
@@ -203,6 +213,20 @@ impl Cluster {
             assert_eq!(cluster.running().len(), cluster.members.len(), "ended too early:\n{}", cluster.output());
             dir.losses().contains_key(&update).then_some(())
         });
+    }
+
+    /// Until `happened`, while all processes still run.
+    pub(crate) fn wait_until(&mut self, what: &str, happened: impl Fn() -> bool) {
+        self.poll(what, DEADLINE, |cluster| {
+            assert_eq!(cluster.running().len(), cluster.members.len(), "ended too early:\n{}", cluster.output());
+            happened().then_some(())
+        });
+    }
+
+    /// Until a process has said `words` on standard error.
+    pub(crate) fn wait_for_words(&mut self, member: usize, words: &str) {
+        let log = self.log(member, "err");
+        self.wait_until(words, || fs::read_to_string(&log).is_ok_and(|text| text.contains(words)));
     }
 
     /// Send a signal, by name. (`sh`, because the call itself is unsafe in Rust.)

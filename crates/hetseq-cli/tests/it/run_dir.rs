@@ -66,6 +66,24 @@ impl RunDir {
         }
     }
 
+    /// What was warned of.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let warning = |event| match event {
+            Event::Warning { message } => Some(message),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(warning).collect()
+    }
+
+    /// The updates of the checkpoints that were told of.
+    pub(crate) fn saved(&self) -> Vec<u64> {
+        let saved = |event| match event {
+            Event::Checkpoint { update, .. } => Some(update),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(saved).collect()
+    }
+
     /// The reduced gradient of an update, by tensor.
     pub(crate) fn gradient(&self, update: u64) -> BTreeMap<String, Vec<f32>> {
         let bytes = fs::read(self.path().join(format!("gradients/update-{update}.safetensors"))).unwrap();

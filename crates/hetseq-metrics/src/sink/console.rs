@@ -14,6 +14,8 @@ pub struct Console {
     last_line: Option<Instant>,
     total: u64,
     last_workers: Vec<WorkerReport>,
+    /// Since the last checkpoint, by update: a checkpoint is complete some time after its validation.
+    valids: Vec<(u64, String)>,
     last_valid: Option<String>,
     best_valid: Option<String>,
     last_checkpoint: Option<String>,
@@ -37,6 +39,7 @@ impl Console {
             last_line: None,
             total: 0,
             last_workers: Vec::new(),
+            valids: Vec::new(),
             last_valid: None,
             best_valid: None,
             last_checkpoint: None,
@@ -108,15 +111,17 @@ impl Sink for Console {
             Event::Valid { update, loss, metrics, seconds, .. } => {
                 let result = format!("update {}  loss {loss:.4}{}", thousands(*update), listed(metrics));
                 self.print(&format!("valid  {result}  ({})", duration(*seconds)));
+                self.valids.push((*update, result.clone()));
                 self.last_valid = Some(result);
             }
-            Event::Checkpoint { path, best, .. } => {
+            Event::Checkpoint { update, path, best, .. } => {
                 let mark = if *best { "  (best so far)" } else { "" };
                 self.print(&format!("saved  {}{mark}", path.display()));
                 self.last_checkpoint = Some(path.display().to_string());
-                if *best {
-                    self.best_valid.clone_from(&self.last_valid);
+                if *best && let Some((_, valid)) = self.valids.iter().find(|(at, _)| at == update) {
+                    self.best_valid = Some(valid.clone());
                 }
+                self.valids.retain(|(at, _)| at > update);
             }
             Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
             Event::Warning { message } => self.print(&format!("warning: {message}")),

@@ -1,7 +1,8 @@
 //! `metrics.jsonl` and its kind: one compact JSON object a line, appended at once, so that what was seen survives a kill.
 
 use std::io::Write;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use fs_err::{File, OpenOptions};
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,10 @@ use crate::{Event, Sink};
 
 /// A file of JSON objects, a line each, some of which have a field `update`.
 pub struct JsonLines {
+    path: PathBuf,
     file: File,
+    /// The last line was cut short, for want of space, and could not be taken back.
+    torn: bool,
 }
 
 impl JsonLines {
@@ -32,14 +36,33 @@ impl JsonLines {
                 fs_err::rename(&fresh, path)?;
             }
         }
-        Ok(JsonLines { file: OpenOptions::new().create(true).append(true).open(path)? })
+        Ok(JsonLines { path: path.to_owned(), file: append(path)?, torn: false })
     }
 
+    /// One line, whole or not at all. After an error the next one may be written again.
     pub fn write(&mut self, object: &impl Serialize) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(object)?;
         line.push(b'\n');
-        self.file.write_all(&line)
+        if self.file.metadata()?.nlink() == 0 {
+            // Somebody removed it; what is written to it now, nobody would ever read.
+            fs_err::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
+            (self.file, self.torn) = (append(&self.path)?, false);
+        }
+        if self.torn {
+            line.insert(0, b'\n');
+        }
+        let end = self.file.metadata()?.len();
+        let written = self.file.write_all(&line);
+        self.torn = match &written {
+            Ok(()) => false,
+            Err(_) => self.file.set_len(end).is_err(),
+        };
+        written
     }
+}
+
+fn append(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
 }
 
 fn is_later(line: &[u8], at: u64) -> bool {
@@ -100,6 +123,29 @@ mod tests {
         let line = |k| serde_json::to_string(&update(k)).unwrap() + "\n";
         let expected = [line(1), line(2), line(3), foreign.to_owned(), line(4)].concat();
         assert_eq!(fs_err::read_to_string(&path).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_line_that_did_not_fit_is_taken_back_and_a_file_that_was_removed_is_made_anew() {
+        // Always full, and not to be cut.
+        let mut full =
+            JsonLines { path: "/dev/full".into(), file: append(Path::new("/dev/full")).unwrap(), torn: false };
+        assert_eq!(full.write(&update(1)).unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+        assert!(full.torn);
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/metrics.jsonl");
+        fs_err::create_dir_all(dir.path().join("run")).unwrap();
+        let mut lines = JsonLines::open(&path, 0).unwrap();
+        lines.write(&update(1)).unwrap();
+        fs_err::remove_dir_all(dir.path().join("run")).unwrap();
+        lines.write(&update(2)).unwrap();
+        lines.file.write_all(b"{\"event\":\"upd").unwrap();
+        lines.torn = true;
+        lines.write(&update(3)).unwrap();
+        let text = fs_err::read_to_string(&path).unwrap();
+        let whole: Vec<&str> = text.lines().filter(|line| serde_json::from_str::<Event>(line).is_ok()).collect();
+        assert_eq!(whole.len(), 2, "{text}");
     }
 
     #[test]

@@ -1,9 +1,14 @@
 //! Which checkpoints may go. Pure.
 
-/// `steps` are those that exist, oldest first; the newest `keep` and the best stay.
-pub(super) fn expired(steps: &[u64], keep: usize, best: Option<u64>) -> Vec<u64> {
+/// `steps` are those that exist, oldest first; the newest `keep` and the `protected` ones stay.
+pub(super) fn expired(steps: &[u64], keep: usize, protected: &[u64]) -> Vec<u64> {
     let old = steps.len().saturating_sub(keep);
-    steps[..old].iter().copied().filter(|&step| Some(step) != best).collect()
+    steps[..old].iter().copied().filter(|step| !protected.contains(step)).collect()
+}
+
+/// What may go to make room for one more, before that one is complete: what it would make expire, but never the newest.
+pub(super) fn expendable(steps: &[u64], keep: usize, protected: &[u64]) -> Vec<u64> {
+    expired(steps, keep.saturating_sub(1).max(1), protected)
 }
 
 #[cfg(test)]
@@ -12,8 +17,19 @@ mod tests {
 
     #[test]
     fn the_newest_and_the_best_stay() {
-        assert_eq!(expired(&[1, 2, 3, 4], 2, Some(1)), [2]);
-        assert_eq!(expired(&[1, 2], 3, None), [] as [u64; 0]);
-        assert_eq!(expired(&[1, 2, 3], 1, Some(3)), [1, 2]);
+        assert_eq!(expired(&[1, 2, 3, 4], 2, &[1]), [2]);
+        assert_eq!(expired(&[1, 2], 3, &[]), [] as [u64; 0]);
+        assert_eq!(expired(&[1, 2, 3], 1, &[3]), [1, 2]);
+    }
+
+    #[test]
+    fn room_is_never_made_by_removing_the_newest_or_the_best() {
+        assert_eq!(expendable(&[1, 2, 3], 3, &[]), [1]);
+        assert_eq!(expendable(&[1, 2, 3], 3, &[1]), [] as [u64; 0]);
+        assert_eq!(expendable(&[1, 2], 3, &[]), [] as [u64; 0]);
+        for keep in 1..4 {
+            assert!(!expendable(&[1, 2, 3], keep, &[]).contains(&3), "{keep}");
+            assert_eq!(expendable(&[3], keep, &[]), [] as [u64; 0], "{keep}");
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use fs_err as fs;
 use hetseq_optim::Layout;
+use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, SafeTensors, View};
 
 /// A borrowed f32 tensor.
@@ -24,6 +25,9 @@ impl View for F32View<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
+        if cfg!(target_endian = "little") {
+            return Cow::Borrowed(bytemuck::cast_slice(self.values));
+        }
         Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
@@ -42,7 +46,7 @@ pub(crate) fn write_flat(path: &Path, layout: &Layout, flat: &[f32]) -> std::io:
 }
 
 /// One vector per slot.
-pub(super) fn write_slots(path: &Path, slots: &[(String, &[f32])]) -> std::io::Result<()> {
+pub(super) fn write_slots(path: &Path, slots: &[(String, Vec<f32>)]) -> std::io::Result<()> {
     write(path, slots.iter().map(|(name, values)| (name, F32View { shape: vec![values.len()], values })))
 }
 
@@ -51,8 +55,12 @@ fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a String, F32View<'a>
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     // The crate makes files that only their owner may read; an ordinary file tells what the user's umask allows.
     let permissions = fs::File::create(path)?.metadata()?.permissions();
-    safetensors::serialize_to_file(tensors, Some(metadata), path)
-        .map_err(|error| std::io::Error::other(format!("{}: {error}", path.display())))?;
+    let name = path.file_name().unwrap_or_default().display();
+    safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|error| match error {
+        // The kind tells what to do about it.
+        SafeTensorError::IoError(error) => std::io::Error::new(error.kind(), format!("{name}: {error}")),
+        error => std::io::Error::other(format!("{name}: {error}")),
+    })?;
     fs::set_permissions(path, permissions)
 }
 

@@ -1,10 +1,6 @@
-//! What happens between updates: validation, checkpoints, the end. All ranks come here after the same update.
+//! What happens between updates: validation, checkpoints (see `saving.rs`), the end. All ranks come here after the same
+//! update.
 
-use std::time::Instant;
-
-use hetseq_metrics::Event;
-
-use crate::checkpoint::Snapshot;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::itinerary::Planned;
@@ -12,7 +8,7 @@ use crate::observer::at_update;
 use crate::state::Best;
 use crate::task::Task;
 
-use super::{Trainer, checksum};
+use super::Trainer;
 
 impl<T: Task> Trainer<T> {
     /// Validate and save if they are due after the update just done. A run that stops is saved in any case; one that ends
@@ -39,58 +35,11 @@ impl<T: Task> Trainer<T> {
         let value = evaluation.metric(self.best_metric.name).unwrap_or(f64::NAN);
         let is_best = Best::is_beaten(self.state.best.as_ref(), self.best_metric, value);
         if is_best {
-            self.state.best = Some(Best { metric: self.best_metric.name.to_owned(), value, update: updates });
+            let best = Best { metric: self.best_metric.name.to_owned(), value, update: updates };
+            self.bests.push(best.clone());
+            self.state.best = Some(best);
         }
         self.observer.tell(&evaluation.event(updates, self.state.epoch_shown()));
         Ok(is_best)
-    }
-
-    /// Only what all replicas agree on is saved.
-    fn save(&mut self) -> Result<(), TrainError> {
-        let updates = self.state.cursor.updates;
-        self.crew.group.at(format!("the checkpoint after {}", at_update(updates)));
-        self.compare_replicas()?;
-        if self.crew.group.rank() != 0 {
-            self.last_saved = Some(updates);
-            return Ok(());
-        }
-        let started = Instant::now();
-        self.state.scalars = self.optimizer.scalars();
-        let path = self.checkpoints.save(&Snapshot {
-            layout: &self.crew.layout,
-            parameters: &self.parameters,
-            slots: self.optimizer.state(),
-            state: &self.state,
-            config: &self.config_text,
-        })?;
-        self.last_saved = Some(updates);
-        let best = self.state.best.as_ref().map(|best| best.update);
-        self.checkpoints.prune(self.config.checkpoint.keep, best)?;
-        let seconds = started.elapsed().as_secs_f64();
-        self.observer.tell(&Event::Checkpoint { update: updates, path, best: best == Some(updates), seconds });
-        Ok(())
-    }
-
-    fn compare_replicas(&mut self) -> Result<(), TrainError> {
-        if self.crew.group.world() == 1 {
-            return Ok(());
-        }
-        let sums = self.crew.group.agree(&checksum(&self.parameters).to_le_bytes())?;
-        match sums.iter().position(|sum| *sum != sums[0]) {
-            None => Ok(()),
-            Some(rank) => Err(self.disagreement("the parameters", format!("rank {rank}'s are not rank 0's"))),
-        }
-    }
-
-    /// For messages: where to go on from. Rank 0 has the files; the others know of them.
-    pub(crate) fn last_checkpoint(&self) -> String {
-        match self.last_saved {
-            None => "the start (there is no checkpoint yet)".to_owned(),
-            Some(update) if self.crew.group.rank() == 0 => {
-                let newest = self.checkpoints.newest();
-                newest.map_or_else(|| at_update(update), |path| path.display().to_string())
-            }
-            Some(update) => format!("rank 0's checkpoint after {}", at_update(update)),
-        }
     }
 }

@@ -1,0 +1,200 @@
+//! From words to flags: which command of a script trains, how it is launched, and what was given to it. Knows nothing
+//! of what the flags mean.
+
+use std::collections::BTreeMap;
+
+use super::flags::{self, Flag, Origin, Takes};
+use super::shell::{Script, Simple};
+
+/// A training command of another program.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    /// Hetseq or Fairseq.
+    pub(super) is_fairseq: bool,
+    pub(super) flags: Vec<Typed>,
+    /// What stands there without a flag: in fairseq the data.
+    pub(super) loose: Vec<String>,
+    pub(super) unknown: Vec<String>,
+    /// What launched it was told: `nproc_per_node`, `master_addr` and so on.
+    pub(super) launcher: BTreeMap<String, String>,
+    /// `srun` or `mpirun` in front.
+    pub(super) scheduler: Option<String>,
+    pub(super) environment: BTreeMap<String, String>,
+    pub(super) unset: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Typed {
+    pub(super) flag: &'static Flag,
+    /// With `-`, and of several names for the same the one that this program uses.
+    pub(super) name: String,
+    pub(super) value: Option<String>,
+    pub(super) shown: String,
+}
+
+impl Given {
+    /// The value of a flag; the last one counts.
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
+        self.typed(name)?.value.as_deref()
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.typed(name).is_some()
+    }
+
+    pub(super) fn typed(&self, name: &str) -> Option<&Typed> {
+        self.flags.iter().rev().find(|typed| typed.name == name)
+    }
+}
+
+/// Programs that start ranks, and take flags of their own before the script.
+const LAUNCHERS: [&str; 3] = ["torch.distributed.launch", "torch.distributed.run", "torchrun"];
+
+/// The first command that trains.
+pub(super) fn read(script: &Script) -> Result<Given, String> {
+    let is_training = |command: &&Simple| trainer_at(&command.words).is_some();
+    let command = script.commands.iter().find(is_training).ok_or(
+        "--from-flags: there is no training command in it: give the whole line, such as \"python3 train.py --task \
+         mnist ...\" or \"fairseq-train DATA --arch ...\"",
+    )?;
+    let start = trainer_at(&command.words).unwrap_or_default();
+    let (before, after) = command.words.split_at(start);
+    let is_program = |word: &&String| !word.starts_with('-');
+    let after = if after.first().as_ref().is_some_and(is_program) { &after[1..] } else { after };
+    let mut given = Given { environment: command.assigned.clone(), ..Given::default() };
+    let mentions_fairseq =
+        command.words[..command.words.len().min(start + 1)].iter().any(|word| word.contains("fairseq"));
+    read_launcher(before, &mut given);
+    read_flags(after, &mut given);
+    let is_of = |origin| given.flags.iter().any(|typed| typed.flag.origin == origin);
+    given.is_fairseq =
+        mentions_fairseq || (is_of(Origin::Fairseq) || !given.loose.is_empty()) && !is_of(Origin::Hetseq);
+    let is_used = |name: &&String| command.words.iter().any(|word| word.contains(name.as_str()));
+    given.unset = script.unset.iter().filter(is_used).cloned().collect();
+    Ok(given)
+}
+
+/// Where the program stands whose flags follow; the flags alone will do.
+fn trainer_at(words: &[String]) -> Option<usize> {
+    let is_trainer = |word: &String| {
+        let end = word.trim_end_matches([')', '`']).rsplit(['/', ' ']).next().unwrap_or_default();
+        ["train.py", "fairseq-train", "fairseq_cli.train", "hetseq.train", "fairseq-hydra-train"].contains(&end)
+    };
+    words.iter().position(is_trainer).or_else(|| words.first()?.starts_with("--").then_some(0))
+}
+
+fn read_launcher(words: &[String], given: &mut Given) {
+    let program = |word: &String| word.rsplit('/').next().unwrap_or_default().to_owned();
+    given.scheduler = words.iter().map(program).find(|word| ["srun", "mpirun", "mpiexec"].contains(&word.as_str()));
+    let Some(at) = words.iter().position(|word| LAUNCHERS.contains(&program(word).as_str())) else { return };
+    let mut words = words[at + 1..].iter();
+    while let Some(word) = words.next() {
+        let Some(name) = word.strip_prefix("--") else { continue };
+        let (name, value) = match name.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (name, words.as_slice().first().filter(|next| !next.starts_with("--")).cloned()),
+        };
+        given.launcher.insert(name.replace('-', "_"), value.unwrap_or_default());
+    }
+}
+
+fn read_flags(words: &[String], given: &mut Given) {
+    let mut words = words.iter().peekable();
+    while let Some(word) = words.next() {
+        let Some(name) = flag_name(word) else {
+            given.loose.push(word.clone());
+            continue;
+        };
+        let (name, own_value) = match name.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (name, None),
+        };
+        let found = flags::find(name);
+        let takes = found.map_or(Takes::Maybe, |flag| flag.takes);
+        let follows = || words.next_if(|next| takes == Takes::Value || flag_name(next).is_none()).cloned();
+        let value = match takes {
+            Takes::Nothing => own_value,
+            Takes::Value | Takes::Maybe => own_value.or_else(follows),
+        };
+        let typed = word.split('=').next().unwrap_or_default();
+        let shown = value.as_ref().map_or_else(|| typed.to_owned(), |value| format!("{typed} {value}"));
+        match found {
+            Some(flag) => given.flags.push(Typed { flag, name: flags::canonical(name), value, shown }),
+            None => given.unknown.push(shown),
+        }
+    }
+}
+
+/// Of `--name` and `-a`; a negative number is none.
+fn flag_name(word: &str) -> Option<&str> {
+    let name = word.strip_prefix('-')?;
+    let name = name.strip_prefix('-').unwrap_or(name);
+    name.starts_with(|first: char| first.is_ascii_alphabetic()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::from_flags::shell;
+
+    fn given(text: &str) -> Given {
+        read(&shell::parse(text, &|_| None).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn flags_with_and_without_values() {
+        let given = given(
+            "python3 train.py --task mnist --batch-size=64 --lr_scheduler x --cpu --min-lr -1 --fp16 --foo 3 --bar",
+        );
+        assert_eq!((given.value("task"), given.value("max-sentences")), (Some("mnist"), Some("64")));
+        assert_eq!((given.value("lr-scheduler"), given.value("min-lr")), (Some("x"), Some("-1")));
+        assert!(given.has("cpu") && given.value("cpu").is_none() && !given.has("bf16"));
+        assert_eq!(given.unknown, ["--foo 3", "--bar"]);
+    }
+
+    #[test]
+    fn the_last_of_two_counts() {
+        assert_eq!(given("train.py --num-workers 4 --lr 1 --lr 2").value("lr"), Some("2"));
+    }
+
+    #[test]
+    fn whose_command_line_it_is() {
+        for (text, is_fairseq) in [
+            ("python3 ~/hetseq/train.py --task bert --data x --config_file y", false),
+            ("python3 train.py --task mnist --lr 1", false),
+            ("fairseq-train data-bin/iwslt --arch transformer", true),
+            ("python $(which fairseq-train) data-bin/x", true),
+            ("python -m fairseq_cli.train data-bin/x", true),
+            ("python train.py data-bin/x -a transformer", true),
+            ("--arch transformer --max-tokens 4096", true),
+            ("--task mnist", false),
+        ] {
+            assert_eq!(given(text).is_fairseq, is_fairseq, "{text}");
+        }
+        assert_eq!(given("fairseq-train data-bin/x --lr 1").loose, ["data-bin/x"]);
+    }
+
+    #[test]
+    fn what_launched_it() {
+        let given = given(
+            "cd /x && NCCL_DEBUG=INFO srun python -m torch.distributed.launch --nproc_per_node=8 --nnodes 2 --node_rank=0 \
+             --master_addr=\"10.0.0.1\" $(which fairseq-train) data-bin/x",
+        );
+        let told = |key: &str| given.launcher.get(key).map(String::as_str);
+        assert_eq!(
+            (told("nproc_per_node"), told("nnodes"), told("master_addr")),
+            (Some("8"), Some("2"), Some("10.0.0.1"))
+        );
+        assert_eq!(given.scheduler.as_deref(), Some("srun"));
+        assert_eq!(
+            (given.environment["NCCL_DEBUG"].as_str(), &given.loose[..]),
+            ("INFO", &["data-bin/x".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn a_script_without_training() {
+        let script = shell::parse("ls -l; echo hello", &|_| None).unwrap();
+        assert!(read(&script).unwrap_err().contains("no training command"));
+    }
+}
