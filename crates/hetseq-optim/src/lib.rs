@@ -37,5 +37,5 @@ mod schedule;
 pub use error::OptimError;
 pub use layout::{Entry, Layout, decays};
 pub use norm::{clip_factor, global_norm};
-pub use optimizer::{Optimizer, OptimizerConfig, OptimizerName};
+pub use optimizer::{Eps, Optimizer, OptimizerConfig, OptimizerName};
 pub use schedule::{ScheduleConfig, ScheduleKind, lr};
