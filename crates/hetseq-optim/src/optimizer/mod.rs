@@ -121,10 +121,10 @@ impl Optimizer {
         }
     }
 
-    /// The learning rate of the next update where the optimizer makes its own: Adafactor with
-    /// `relative_step`. The caller passes it to the step in place of the schedule's.
-    pub fn relative_rate(&self) -> Option<f64> {
-        self.config.relative_step().then(|| adafactor::relative_rate(&self.config, self.steps + 1))
+    /// The learning rate of the `step`-th update, counted from 1, where the optimizer makes its own:
+    /// Adafactor with `relative_step`. The caller passes it to the step in place of a schedule's.
+    pub fn relative_rate(&self, step: u64) -> Option<f64> {
+        self.config.relative_step().then(|| adafactor::relative_rate(&self.config, step))
     }
 
     /// Updates applied since the start of training, resumed ones counted.

@@ -80,7 +80,7 @@ fn optimizers_equal_their_models() {
             let gradients = stream.fill(&layout);
             let scale = clip_factor(global_norm(&gradients), case.max_norm);
             clipped += usize::from(scale < 1.0);
-            let lr = optimizer.relative_rate().map_or(case.lr, |rate| rate as f32);
+            let lr = optimizer.relative_rate(step).map_or(case.lr, |rate| rate as f32);
             optimizer.step(&mut parameters, &gradients, scale, lr);
             if let Some(expected) = case.after.get(&step) {
                 let what = format!("{}, step {step}", case.title);

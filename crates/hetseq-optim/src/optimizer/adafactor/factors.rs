@@ -101,7 +101,8 @@ pub(super) fn update(
     let rows = cut(exp_avg_sq_row, size(Factoring::rows));
     let cols = cut(exp_avg_sq_col, size(Factoring::cols));
     let is_here = |tensor: &Tensor| range.start <= tensor.range.start && tensor.range.end <= range.end;
-    let factor = |((tensor, factoring), (rows, cols)): ((&Tensor, &Option<Factoring>), (&mut [f32], &mut [f32]))| {
+    let tensors = (&all.tensors, &*factorings, rows, cols).into_par_iter();
+    let factors = tensors.map(|(tensor, factoring, rows, cols)| {
         let factoring = factoring.filter(|_| is_here(tensor))?;
         let values = &gradients[tensor.range.start - range.start..tensor.range.end - range.start];
         let sum = |band: Range<usize>| {
@@ -111,9 +112,8 @@ pub(super) fn update(
         let squares: Vec<Squares> = factoring.bands().into_par_iter().map(sum).collect();
         average(factoring, &squares, rows, cols, scalars);
         Some(Factors::new(factoring, rows, cols))
-    };
-    let states = rows.into_par_iter().zip(cols);
-    all.tensors.par_iter().zip(factorings.par_iter()).zip(states).map(factor).collect()
+    });
+    factors.collect()
 }
 
 /// Takes the sums of a parameter's bands into its second moments.
