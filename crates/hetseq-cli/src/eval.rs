@@ -12,7 +12,14 @@ pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
     let place = args.place.find()?;
     let rank = place.rank;
-    let options = RunOptions { place, weight: None, resume: Resume::Auto, reset: Reset::default(), secret: secret()? };
+    let options = RunOptions {
+        place,
+        weight: None,
+        resume: Resume::Auto,
+        reset: Reset::default(),
+        overrides: false,
+        secret: secret()?,
+    };
     let (path, evaluation) = tasks.eval(&source, &options, args.checkpoint.as_deref())?;
     if rank == 0 {
         if args.json {

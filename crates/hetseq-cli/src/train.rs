@@ -8,7 +8,10 @@ use crate::args::{ResetWhat, TrainArgs, UsageError};
 use crate::stopped;
 
 pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode> {
-    let source = args.config.source()?;
+    let mut source = args.config.source()?;
+    if let Some(overrides) = &args.optimizer_overrides {
+        source = source.override_optimizer(overrides)?;
+    }
     if let Some(weight) = args.weight
         && !(weight.is_finite() && weight >= 0.0)
     {
@@ -23,6 +26,7 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
             schedule: args.reset.contains(&ResetWhat::Schedule),
             data: args.reset.contains(&ResetWhat::Data),
         },
+        overrides: source.has_overrides(),
         secret: secret()?,
     };
     Ok(match tasks.train(&source, &options)? {

@@ -190,6 +190,7 @@ mod tests {
             task: "toy".to_owned(),
             cursor: Cursor { updates: update, ..Cursor::default() },
             schedule_start: 0,
+            schedule_epoch: 0,
             optimizer: "adam".to_owned(),
             scalars: BTreeMap::from([("beta1_power".to_owned(), 0.1f64.powi(7) / 3.0)]),
             plan: PlanKeys { seed: 1, global: "8".to_owned(), curriculum_epochs: 0, data: String::new() },

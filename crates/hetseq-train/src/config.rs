@@ -1,13 +1,16 @@
 //! `run.toml`, typed. What was typed there and how it is read is in [`crate::source`]; here is what it means.
 
+mod optim;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use hetseq_data::{GlobalBatch, Split};
-use hetseq_optim::{OptimizerConfig, OptimizerName, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub(crate) use optim::Optim;
 
 /// A whole run; `C` is the task's own table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,40 +76,6 @@ pub struct Batch {
     /// The first epochs keep the order of the data (short samples first) instead of shuffling.
     #[serde(default)]
     pub curriculum_epochs: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Optim {
-    pub name: OptimizerName,
-    pub lr: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clip_norm: Option<f64>,
-    #[serde(default)]
-    pub schedule: ScheduleConfig,
-    #[serde(default = "default_momentum")]
-    pub momentum: f32,
-    #[serde(default)]
-    pub nesterov: bool,
-    #[serde(default = "default_betas")]
-    pub betas: [f64; 2],
-    #[serde(default = "default_eps")]
-    pub eps: f64,
-    #[serde(default)]
-    pub weight_decay: f64,
-}
-
-impl Optim {
-    pub fn optimizer(&self) -> OptimizerConfig {
-        OptimizerConfig {
-            name: self.name,
-            momentum: self.momentum,
-            nesterov: self.nesterov,
-            betas: self.betas,
-            eps: self.eps,
-            weight_decay: self.weight_decay,
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -280,12 +249,7 @@ impl<C> Config<C> {
         if self.run.max_updates.is_none() && self.run.max_epochs.is_none() {
             return Err("set run.max_updates or run.max_epochs: a run needs an end".to_owned());
         }
-        if !(self.optim.lr.is_finite() && self.optim.lr >= 0.0) {
-            return Err(format!("optim.lr = {} must be zero or more", self.optim.lr));
-        }
-        if self.optim.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
-            return Err("optim.clip_norm must be more than 0; leave it out for no clipping".to_owned());
-        }
+        self.optim.check()?;
         if self.batch.micro == Some(0) || self.batch.max_tokens == Some(0) {
             return Err("batch.micro and batch.max_tokens must be at least 1".to_owned());
         }
@@ -323,15 +287,6 @@ fn hundred() -> u64 {
 }
 fn cpu() -> String {
     "cpu".to_owned()
-}
-fn default_momentum() -> f32 {
-    OptimizerConfig::default().momentum
-}
-fn default_betas() -> [f64; 2] {
-    OptimizerConfig::default().betas
-}
-fn default_eps() -> f64 {
-    OptimizerConfig::default().eps
 }
 
 #[cfg(test)]

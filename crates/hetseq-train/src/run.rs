@@ -27,13 +27,17 @@ pub struct RunOptions {
     pub weight: Option<f64>,
     pub resume: Resume,
     pub reset: Reset,
+    /// `--optimizer-overrides` is part of the config already and means: there must be a checkpoint to go on from.
+    pub overrides: bool,
     /// Shared by the ranks of a run; never logged.
     pub secret: Option<String>,
 }
 
 pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<End, TrainError> {
     let started = Instant::now();
-    config.optim.schedule.validate(config.optim.lr)?;
+    if let Some(base) = &config.optim.lr {
+        config.optim.schedule().validate(base)?;
+    }
     config.optim.optimizer().validate()?;
     let task = open::<T>(&config)?;
     let best_metric = best_metric(&task, &config)?;
@@ -43,15 +47,16 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
     let mut crew = Crew::assemble("train", task, &config, options)?;
     // Before this a signal simply ends the process: there is nothing to save yet.
     let stop = StopFlag::listen().map_err(TrainError::io("listening for signals"))?;
-    let start = match Start::find(&mut crew, &config, options) {
+    let mut start = match Start::find(&mut crew, &config, options) {
         Ok(start) => start,
         Err(error) => {
             crew.group.abort(&error.to_string());
             return Err(error);
         }
     };
+    let changed = std::mem::take(&mut start.changed);
     let mut trainer = start.into_trainer(crew, config, stop, best_metric);
-    trainer.announce();
+    trainer.announce(changed);
     let result = trainer.run();
     let outcome = match result {
         Ok(End::Finished) => "finished",

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hetseq_comm::Shards;
-use hetseq_data::{Pace, Share, Split};
+use hetseq_data::{Cursor, Pace, Share, Split};
 use hetseq_metrics::{Event, Workers};
-use hetseq_optim::{Optimizer, clip_factor, global_norm, lr};
+use hetseq_optim::{Optimizer, clip_factor, global_norm};
 use hetseq_random::Key;
 
 use crate::checkpoint::Checkpoints;
@@ -103,7 +103,7 @@ impl<T: Task> Trainer<T> {
             let global = self.reduce(local)?;
             self.step(&global, &agreed)?;
             self.crew.devices.load(&self.parameters)?;
-            self.state.cursor.advance(update.samples.len() as u64, update.updates_in_epoch);
+            self.state.cursor = self.after(&update);
             self.observe(&update, &global, &agreed, started);
             self.pass_milestones(&update, agreed.stop)?;
             if agreed.stop {
@@ -122,20 +122,25 @@ impl<T: Task> Trainer<T> {
     }
 
     fn header(&mut self, plan: u64, samples: u64, counts: Vec<u64>) -> Header {
-        let updates = self.state.cursor.updates;
-        let since = updates.saturating_sub(self.state.schedule_start);
-        let total = self.total_updates.saturating_sub(self.state.schedule_start);
         Header {
-            update: updates,
+            update: self.state.cursor.updates,
             plan,
             layout: self.crew.layout.hash(),
             samples,
             counts,
             stop: self.stop.is_set(),
-            lr: lr(&self.config.optim.schedule, self.config.optim.lr, total, since),
+            lr: self.lr_at(&self.state.cursor),
             checksum: self.pulse.checksum.take(),
             last: std::mem::take(&mut self.pulse.last),
         }
+    }
+
+    /// The learning rate of the update at `cursor`, which is the next one or comes after it.
+    fn lr_at(&self, cursor: &Cursor) -> f64 {
+        let ahead = cursor.updates.saturating_sub(self.state.cursor.updates);
+        let total = self.total_updates.saturating_sub(self.state.schedule_start);
+        let own = self.optimizer.relative_rate(self.optimizer.steps() + 1 + ahead);
+        own.unwrap_or_else(|| self.config.optim.scheduled_lr(total, self.state.position(cursor)))
     }
 
     fn exchange(&mut self, mine: &Header, samples: u64) -> Result<Agreed, TrainError> {
@@ -172,12 +177,17 @@ impl<T: Task> Trainer<T> {
 
     /// Order the work after `update` from the loader: its split follows from what has just been agreed.
     fn order_ahead(&mut self, update: &Planned) -> Result<(), TrainError> {
-        let mut next = self.state.cursor.clone();
-        next.advance(update.samples.len() as u64, update.updates_in_epoch);
-        self.order_at(next)
+        self.order_at(self.after(update))
     }
 
-    fn order_at(&mut self, cursor: hetseq_data::Cursor) -> Result<(), TrainError> {
+    /// Where the run will stand when `update` is done.
+    fn after(&self, update: &Planned) -> Cursor {
+        let mut next = self.state.cursor.clone();
+        next.advance(update.samples.len() as u64, update.updates_in_epoch);
+        next
+    }
+
+    fn order_at(&mut self, cursor: Cursor) -> Result<(), TrainError> {
         let Some(update) = self.itinerary.at(&cursor) else { return Ok(()) };
         let shares = self.crew.roster.share(&self.pace, self.split_of(cursor.updates), &update.tokens)?;
         self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());

@@ -6,7 +6,20 @@ use crate::cluster::Job;
 fn every_subcommand_explains_itself() {
     let told: [(&str, &[&str]); 9] = [
         ("", &["train", "eval", "demo", "devices", "bench", "prep", "hetseq demo", "--set"]),
-        ("train", &["CONFIG", "--set", "--weight", "--resume", "--reset", "--distributed-rank", "RANK", "75"]),
+        (
+            "train",
+            &[
+                "CONFIG",
+                "--set",
+                "--weight",
+                "--resume",
+                "--reset",
+                "--optimizer-overrides",
+                "--distributed-rank",
+                "RANK",
+                "75",
+            ],
+        ),
         ("eval", &["CONFIG", "--set", "--checkpoint", "--json", "--distributed-rank"]),
         ("demo", &["--dir", "--slowdown"]),
         ("devices", &["--json"]),

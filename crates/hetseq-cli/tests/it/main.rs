@@ -14,6 +14,8 @@ mod run_dir;
 mod eval;
 mod exact;
 mod help;
+mod optimizers;
+mod overrides;
 mod refusals;
 mod resume;
 mod signals;
