@@ -67,6 +67,13 @@ pub enum Event {
     Warning {
         message: String,
     },
+    /// The run ends before its last planned update; it counts as finished.
+    EarlyStop {
+        update: u64,
+        /// The key of the config that says so: `run.stop_min_lr` or `valid.patience`.
+        rule: String,
+        message: String,
+    },
     /// The last event of a process group.
     End {
         update: u64,

@@ -46,6 +46,9 @@ pub struct Run {
     pub max_updates: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_epochs: Option<u64>,
+    /// End the run when the learning rate has fallen to this or below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_min_lr: Option<f64>,
     /// `cpu`, `cpu:4`, `cpu:2x8`; see `hetseq devices`.
     #[serde(default = "cpu")]
     pub devices: String,
@@ -82,11 +85,14 @@ pub struct Batch {
 #[serde(deny_unknown_fields, default)]
 pub struct Valid {
     pub every: Every,
+    /// End the run when so many validations in a row have not improved on the best one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
 }
 
 impl Default for Valid {
     fn default() -> Self {
-        Valid { every: Every::Epochs(1) }
+        Valid { every: Every::Epochs(1), patience: None }
     }
 }
 
@@ -250,6 +256,15 @@ impl<C> Config<C> {
             return Err("set run.max_updates or run.max_epochs: a run needs an end".to_owned());
         }
         self.optim.check()?;
+        if let Some(least) = self.run.stop_min_lr {
+            self.optim.check_stop(least)?;
+        }
+        if self.valid.patience == Some(0) {
+            return Err("valid.patience must be at least 1; leave it out to train on regardless".to_owned());
+        }
+        if self.valid.patience.is_some() && self.valid.every == Every::Never {
+            return Err("valid.patience counts validations, but valid.every = \"never\"".to_owned());
+        }
         if self.batch.micro == Some(0) || self.batch.max_tokens == Some(0) {
             return Err("batch.micro and batch.max_tokens must be at least 1".to_owned());
         }

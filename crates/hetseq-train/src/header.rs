@@ -16,12 +16,25 @@ pub(crate) struct Header {
     pub(crate) counts: Vec<u64>,
     /// This rank was told to stop: finish this update, save, leave.
     pub(crate) stop: bool,
+    /// Whether the run ends early; rank 0's is used.
+    pub(crate) ending: Ending,
     /// Computed from the schedule; rank 0's is used, since `cos` and `pow` differ between machines.
     pub(crate) lr: f64,
     /// Of the parameters before this update, when it was taken.
     pub(crate) checksum: Option<u64>,
     /// What each device of this rank did in the last update.
     pub(crate) last: Vec<DeviceTime>,
+}
+
+/// Whether a run ends before its last planned update.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ending {
+    #[default]
+    No,
+    /// There has been enough already: this update is not done.
+    Before,
+    /// This update is the last.
+    After,
 }
 
 /// Integers, so that every rank computes the same split from them.
@@ -39,6 +52,7 @@ pub(crate) struct DeviceTime {
 pub(crate) struct Agreed {
     pub(crate) counts: Vec<u64>,
     pub(crate) stop: bool,
+    pub(crate) ending: Ending,
     pub(crate) lr: f64,
     /// Of all devices of the group, rank by rank.
     pub(crate) last: Vec<DeviceTime>,
@@ -75,6 +89,7 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
     Ok(Agreed {
         counts,
         stop: headers.iter().any(|header| header.stop),
+        ending: first.ending,
         lr: first.lr,
         last: headers.iter().flat_map(|header| header.last.iter().copied()).collect(),
     })
@@ -109,6 +124,7 @@ mod tests {
             samples,
             counts: vec![count],
             stop: false,
+            ending: Ending::No,
             lr: 0.5,
             checksum: None,
             last: vec![DeviceTime { samples, tokens: samples, micros: 10 }],
@@ -120,7 +136,9 @@ mod tests {
         let mut second = header(0, 0);
         second.stop = true;
         second.lr = 0.25;
+        second.ending = Ending::Before;
         let agreed = agree(&[header(6, 60), second], 6).unwrap();
+        assert_eq!(agreed.ending, Ending::No, "it is for rank 0 to say");
         assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.last.len()), (vec![60], true, 0.5, 2));
     }
 

@@ -16,7 +16,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::loader::Loader;
 use crate::signals::StopFlag;
 use crate::start::Start;
-use crate::task::{Metric, Task, TaskError};
+use crate::task::{Metric, Task, TaskError, Which};
 use crate::trainer::End;
 
 /// What the command line adds to the config.
@@ -41,6 +41,10 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
     config.optim.optimizer().validate()?;
     let task = open::<T>(&config)?;
     let best_metric = best_metric(&task, &config)?;
+    if config.valid.patience.is_some() && task.costs(Which::Valid).samples() == 0 {
+        let reason = "valid.patience counts validations, but the task has no samples to validate on";
+        return Err(TrainError::Config(reason.to_owned()));
+    }
     if options.weight.is_some() && config.batch.split != Split::Weights {
         return Err(TrainError::Config("--weight only counts with batch.split = \"weights\"; set that too".to_owned()));
     }

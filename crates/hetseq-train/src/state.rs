@@ -58,6 +58,9 @@ pub(crate) struct Best {
     pub(crate) metric: String,
     pub(crate) value: f64,
     pub(crate) update: u64,
+    /// Validations since then, none of them better.
+    #[serde(default)]
+    pub(crate) since: u64,
 }
 
 impl Best {
@@ -237,7 +240,7 @@ mod tests {
 
     #[test]
     fn what_is_better() {
-        let best = |metric: &str, value| Some(Best { metric: metric.to_owned(), value, update: 1 });
+        let best = |metric: &str, value| Some(Best { metric: metric.to_owned(), value, update: 1, since: 0 });
         let (loss, accuracy) = (Metric::lower("loss"), Metric::higher("accuracy"));
         assert!(Best::is_beaten(best("loss", 0.5).as_ref(), loss, 0.4));
         assert!(!Best::is_beaten(best("loss", 0.5).as_ref(), loss, f64::NAN));

@@ -1,5 +1,6 @@
 //! The loop. Every rank runs it in step: plan, agree, compute, reduce, step, observe, save.
 
+mod early_stop;
 mod milestones;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,7 +18,7 @@ use crate::config::Config;
 use crate::crew::Crew;
 use crate::devices::LocalSum;
 use crate::error::TrainError;
-use crate::header::{self, Agreed, DeviceTime, Header};
+use crate::header::{self, Agreed, DeviceTime, Ending, Header};
 use crate::itinerary::{Itinerary, Planned};
 use crate::loader::{Loader, Order, Prepared};
 use crate::observer::{Observer, at_update};
@@ -98,6 +99,9 @@ impl<T: Task> Trainer<T> {
             let started = Instant::now();
             let work = self.loader.take()?;
             let agreed = self.agree(&update, &work)?;
+            if agreed.ending == Ending::Before {
+                return self.end_before();
+            }
             self.order_ahead(&update)?;
             let local = self.gradients(&update, work, &agreed)?;
             let global = self.reduce(local)?;
@@ -105,7 +109,10 @@ impl<T: Task> Trainer<T> {
             self.crew.devices.load(&self.parameters)?;
             self.state.cursor = self.after(&update);
             self.observe(&update, &global, &agreed, started);
-            self.pass_milestones(&update, agreed.stop)?;
+            self.pass_milestones(&update, &agreed)?;
+            if agreed.ending == Ending::After {
+                return self.end_after();
+            }
             if agreed.stop {
                 self.settle()?;
                 return Ok(End::Stopped);
@@ -117,7 +124,8 @@ impl<T: Task> Trainer<T> {
 
     /// The tiny exchange before the backward pass.
     fn agree(&mut self, update: &Planned, work: &Prepared<T>) -> Result<Agreed, TrainError> {
-        let mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+        let mut mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+        mine.ending = self.ending(update);
         self.exchange(&mine, update.samples.len() as u64)
     }
 
@@ -129,6 +137,7 @@ impl<T: Task> Trainer<T> {
             samples,
             counts,
             stop: self.stop.is_set(),
+            ending: Ending::No,
             lr: self.lr_at(&self.state.cursor),
             checksum: self.pulse.checksum.take(),
             last: std::mem::take(&mut self.pulse.last),

@@ -11,6 +11,7 @@ mod data;
 mod reference;
 mod run_dir;
 
+mod early_stop;
 mod eval;
 mod exact;
 mod help;

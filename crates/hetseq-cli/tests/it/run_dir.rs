@@ -49,6 +49,15 @@ impl RunDir {
         self.events().into_iter().filter_map(rate).collect()
     }
 
+    /// (update, key of the config) of each early end.
+    pub(crate) fn early_stops(&self) -> Vec<(u64, String)> {
+        let early = |event| match event {
+            Event::EarlyStop { update, rule, .. } => Some((update, rule)),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(early).collect()
+    }
+
     /// (key, was, is) of what the last process group did otherwise than the checkpoint it began from.
     pub(crate) fn changed(&self) -> Vec<(String, String, String)> {
         let changed = |event| match event {

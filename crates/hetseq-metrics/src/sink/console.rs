@@ -134,6 +134,9 @@ impl Sink for Console {
             }
             Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
             Event::Warning { message } => self.print(&format!("warning: {message}")),
+            Event::EarlyStop { update, message, .. } => {
+                self.print(&format!("ending early, after update {}: {message}", thousands(*update)));
+            }
             Event::End { update, outcome, seconds } => {
                 if let Some(bar) = &self.bar {
                     bar.finish_and_clear();

@@ -111,6 +111,22 @@ impl Optim {
         }
         Ok(())
     }
+
+    /// Whether `run.stop_min_lr` makes sense with these.
+    pub(super) fn check_stop(&self, least: f64) -> Result<(), String> {
+        if !(least.is_finite() && least >= 0.0) {
+            return Err(format!("run.stop_min_lr = {least} must be zero or more"));
+        }
+        if self.warmup_init == Some(true) {
+            return Err("run.stop_min_lr does not go with optim.warmup_init, which begins below it".to_owned());
+        }
+        match self.lr.as_ref().and_then(|base| base.rates().first()) {
+            Some(first) if *first <= least => {
+                Err(format!("run.stop_min_lr = {least} is not below optim.lr = {first}: the run would end at once"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 fn default_momentum() -> f32 {
@@ -159,5 +175,14 @@ mod tests {
         }
         let foreign = optim("name = 'adam'\nlr = 1\nrelative_step = false").unwrap();
         assert!(foreign.optimizer().validate().is_err());
+    }
+
+    #[test]
+    fn a_run_must_not_end_before_it_begins() {
+        let base = optim("name = 'adam'\nlr = 0.1").unwrap();
+        assert!(base.check_stop(0.01).is_ok());
+        assert!(base.check_stop(0.1).unwrap_err().contains("would end at once"));
+        assert!(base.check_stop(f64::NAN).is_err());
+        assert!(optim("name = 'adafactor'").unwrap().check_stop(1e-4).is_ok());
     }
 }
