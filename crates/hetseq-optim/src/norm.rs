@@ -11,7 +11,7 @@ pub(crate) const CHUNK: usize = 4096;
 
 /// Independent accumulators in a chunk. A single running sum would wait for every addition and
 /// could not be vectorised; a fixed number of them can, with the order of additions still fixed.
-const LANES: usize = 8;
+pub(crate) const LANES: usize = 8;
 
 /// What PyTorch's `clip_grad_norm_` adds to the norm before it divides.
 const CLIP_EPS: f64 = 1e-6;

@@ -19,8 +19,9 @@ pub(super) struct Scalars {
     one_minus_beta1: f32,
     beta2: f32,
     one_minus_beta2: f32,
-    bias1: f32,
-    bias2_sqrt: f32,
+    /// Of the bias corrections, which are factors then: a division takes several times as long.
+    inverse_bias1: f32,
+    inverse_bias2_sqrt: f32,
     eps: f32,
     weight_decay: f64,
     always_adapt: bool,
@@ -38,8 +39,8 @@ impl Scalars {
             one_minus_beta1: (1.0 - beta1) as f32,
             beta2: beta2 as f32,
             one_minus_beta2: (1.0 - beta2) as f32,
-            bias1: bias1 as f32,
-            bias2_sqrt: bias2.sqrt() as f32,
+            inverse_bias1: (1.0 / bias1) as f32,
+            inverse_bias2_sqrt: (1.0 / bias2.sqrt()) as f32,
             eps: config.eps() as f32,
             weight_decay: config.weight_decay,
             always_adapt: config.always_adapt.unwrap_or(false),
@@ -52,14 +53,11 @@ impl Scalars {
         if tensor.decays { self.weight_decay as f32 } else { 0.0 }
     }
 
-    fn adapts(&self, tensor: &Tensor) -> bool {
-        self.always_adapt || self.decay_of(tensor) != 0.0
-    }
-
     /// The rate of a parameter whose squares and whose direction's squares add up to these.
-    fn rate(&self, weights: f64, direction: f64) -> f32 {
+    fn rate(&self, tensor: &Tensor, weights: f64, direction: f64) -> f32 {
+        let adapts = self.always_adapt || self.decay_of(tensor) != 0.0;
         let (weights, direction) = (weights.sqrt(), direction.sqrt());
-        let trust = if weights > 0.0 && direction > 0.0 { weights / direction } else { 1.0 };
+        let trust = if adapts && weights > 0.0 && direction > 0.0 { weights / direction } else { 1.0 };
         let trust = if self.trust_clip && trust > 1.0 { 1.0 } else { trust };
         (self.lr * trust) as f32
     }
@@ -81,18 +79,15 @@ pub(super) fn step(
     let sums: Vec<(ChunkSums, ChunkSums)> = (pieces, cut(first, lengths()), cut(second, lengths()))
         .into_par_iter()
         .map(|(piece, m, v)| {
-            moments(piece.of(gradients, range.start), m, v, scalars);
-            let tensor = &all.tensors[piece.tensor];
-            if !scalars.adapts(tensor) {
-                return Default::default();
-            }
-            measure(piece.of(parameters, range.start), m, v, scalars.decay_of(tensor), scalars)
+            let (p, g) = (piece.of(parameters, range.start), piece.of(gradients, range.start));
+            measure(p, g, m, v, scalars.decay_of(&all.tensors[piece.tensor]), scalars)
         })
         .collect();
 
     let weights = all.totals(pieces, sums.iter().map(|(weights, _)| *weights));
     let directions = all.totals(pieces, sums.iter().map(|(_, direction)| *direction));
-    let rates: Vec<f32> = weights.iter().zip(directions).map(|(w, d)| scalars.rate(*w, d)).collect();
+    let tensors = all.tensors.iter().zip(weights.into_iter().zip(directions));
+    let rates: Vec<f32> = tensors.map(|(tensor, (w, d))| scalars.rate(tensor, w, d)).collect();
 
     let (first, second) = (&*first, &*second);
     (pieces, cut(parameters, lengths())).into_par_iter().for_each(|(piece, p): (&Piece, _)| {
@@ -107,34 +102,40 @@ pub(super) fn step(
     });
 }
 
-/// Sums of squares of the parameters and of the direction.
-fn measure(p: &[f32], m: &[f32], v: &[f32], decay: f32, s: &Scalars) -> (ChunkSums, ChunkSums) {
+/// Moves the moments, and sums the squares of the parameters and of the direction.
+fn measure(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], decay: f32, s: &Scalars) -> (ChunkSums, ChunkSums) {
     let (mut weights, mut directions) = (ChunkSums::default(), ChunkSums::default());
     let mut direction = scratch();
     for (index, at) in chunks(p.len()).enumerate() {
-        let direction = &mut direction[..at.len()];
-        direct(&p[at.clone()], &m[at.clone()], &v[at.clone()], direction, decay, s);
-        weights[index] = sum_of_squares(&p[at]);
+        let (p, direction) = (&p[at.clone()], &mut direction[..at.len()]);
+        advance(p, &g[at.clone()], &mut m[at.clone()], &mut v[at], direction, decay, s);
+        weights[index] = sum_of_squares(p);
         directions[index] = sum_of_squares(direction);
     }
     (weights, directions)
 }
 
 #[inline(never)]
-fn moments(g: &[f32], m: &mut [f32], v: &mut [f32], s: &Scalars) {
-    for ((g, m), v) in g.iter().zip(m).zip(v) {
+fn advance(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], direction: &mut [f32], decay: f32, s: &Scalars) {
+    for ((((p, g), m), v), direction) in p.iter().zip(g).zip(m).zip(v).zip(direction) {
         let grad = *g * s.scale;
         *m = *m * s.beta1 + grad * s.one_minus_beta1;
         *v = *v * s.beta2 + grad * grad * s.one_minus_beta2;
+        *direction = directed(*p, *m, *v, decay, s);
     }
 }
 
 #[inline(never)]
 fn direct(p: &[f32], m: &[f32], v: &[f32], direction: &mut [f32], decay: f32, s: &Scalars) {
     for (((p, m), v), direction) in p.iter().zip(m).zip(v).zip(direction) {
-        let denominator = v.sqrt() / s.bias2_sqrt + s.eps;
-        *direction = *m / s.bias1 / denominator + *p * decay;
+        *direction = directed(*p, *m, *v, decay, s);
     }
+}
+
+#[inline(always)]
+fn directed(p: f32, m: f32, v: f32, decay: f32, s: &Scalars) -> f32 {
+    let denominator = v.sqrt() * s.inverse_bias2_sqrt + s.eps;
+    m * s.inverse_bias1 / denominator + p * decay
 }
 
 #[inline(never)]

@@ -112,11 +112,17 @@ impl Optimizer {
             }
             Moments::Lamb { pieces, exp_avg, exp_avg_sq } => {
                 let lamb = lamb::Scalars::new(config, self.beta_powers, scale, lr);
-                lamb::step(pieces, &range, parameters, gradients, [exp_avg, exp_avg_sq], &lamb);
+                for part in pieces.parts(&range) {
+                    let (p, g) = part_of(&part, range.start, parameters, gradients);
+                    lamb::step(pieces, &part, p, g, [exp_avg, exp_avg_sq], &lamb);
+                }
             }
             Moments::Adafactor { pieces, moments } => {
                 let adafactor = adafactor::Scalars::new(config, self.steps, scale, lr);
-                adafactor::step(pieces, &range, parameters, gradients, moments, &adafactor);
+                for part in pieces.parts(&range) {
+                    let (p, g) = part_of(&part, range.start, parameters, gradients);
+                    adafactor::step(pieces, &part, p, g, moments, &adafactor);
+                }
             }
         }
     }
@@ -136,6 +142,17 @@ impl Optimizer {
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }
+}
+
+/// The elements `part` of the layout in buffers that begin with element `start`.
+fn part_of<'a>(
+    part: &Range<usize>,
+    start: usize,
+    parameters: &'a mut [f32],
+    gradients: &'a [f32],
+) -> (&'a mut [f32], &'a [f32]) {
+    let here = part.start - start..part.end - start;
+    (&mut parameters[here.clone()], &gradients[here])
 }
 
 #[cfg(test)]

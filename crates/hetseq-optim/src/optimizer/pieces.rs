@@ -13,6 +13,9 @@ use crate::{Layout, decays};
 /// Chunks in a piece: 128 KiB of each stream, as for the element-wise rules.
 const CHUNKS: usize = 8;
 
+/// Elements in a part, at least: 1 MiB of each stream, enough to keep several threads busy.
+const PART: usize = 256 * 1024;
+
 /// One sum per chunk of a piece; 0 where a piece is shorter.
 pub(super) type ChunkSums = [f64; CHUNKS];
 
@@ -72,6 +75,21 @@ impl Pieces {
         let first = self.pieces.partition_point(|piece| piece.range.start < range.start);
         let last = self.pieces.partition_point(|piece| piece.range.end <= range.end);
         &self.pieces[first..last]
+    }
+
+    /// `range` in parts of whole parameters, to be stepped one after the other: the second pass over a part then finds
+    /// it in the cache. Without influence on the result.
+    pub(super) fn parts(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let mut parts = Vec::new();
+        let mut start = range.start;
+        for piece in self.within(range) {
+            let end = self.tensors[piece.tensor].range.end;
+            if piece.range.end == end && (end - start >= PART || end == range.end) {
+                parts.push(start..end);
+                start = end;
+            }
+        }
+        parts
     }
 
     /// The sum over each parameter; 0 for those that have no pieces in `pieces`.
@@ -154,6 +172,15 @@ mod tests {
         let lengths: Vec<usize> = pieces.within(&(70_000..70_003)).iter().map(|piece| piece.range.len()).collect();
         assert_eq!(lengths, [3]);
         assert!(pieces.within(&(70_003..70_003)).is_empty());
+    }
+
+    #[test]
+    fn parts_are_whole_parameters_and_cover_the_range() {
+        let pieces = pieces(&[3, 1_000_000, 5, 0, 200_000, 100_000, 7]);
+        let parts = [0..1_000_003, 1_000_003..1_300_008, 1_300_008..1_300_015];
+        assert_eq!(pieces.parts(&(0..1_300_015)), parts);
+        assert_eq!(pieces.parts(&(3..1_000_008)), [3..1_000_003, 1_000_003..1_000_008]);
+        assert_eq!(pieces.parts(&(3..3)), []);
     }
 
     #[test]

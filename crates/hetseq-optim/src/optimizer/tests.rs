@@ -102,10 +102,10 @@ fn the_bits_are_those_recorded() {
         0x63a9_686e_dfc8_a54c,
         0x16f8_6e36_6ded_5c93,
         0x7a4e_db67_af4e_3a55,
-        0x8c68_e57c_0b06_43a9,
-        0xb367_d9ef_ba12_cd0e,
-        0xaf55_b2d5_69d3_3b38,
-        0xf0f4_659a_1045_70e5,
+        0xa259_d473_f178_6409,
+        0xcff7_fa24_9857_167f,
+        0xe02f_470a_d3f1_e9fb,
+        0x93b3_1ba3_9f15_0ea9,
     ];
     let hash = |config| {
         let mut optimizer = Optimizer::new(config, &layout).unwrap();
