@@ -1,9 +1,10 @@
-//! What an update costs on the host: Adam and the global norm over 10 M parameters, 1 and 2 threads.
+//! What an update costs on the host: the optimizers and the global norm over 10 M parameters, 1 and 2 threads.
 //!
-//!     cargo bench -p hetseq-optim
+//!     cargo bench --manifest-path benches/Cargo.toml --bench optim
 //!
-//! Throughput counts each byte moved once: Adam reads four streams of f32 and writes three, the norm
-//! reads one. Both should run at the speed of memory.
+//! Throughput counts each byte moved once: Adam and Adadelta read four streams of f32 and write three, LAMB reads seven
+//! and writes three in its two passes, Adafactor reads five and writes one in its three, the norm reads one. All should
+//! run at the speed of memory.
 
 #![allow(clippy::expect_used)] // a bench that cannot be set up should stop
 
@@ -36,14 +37,20 @@ fn bench(c: &mut Criterion) {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.expect("a thread pool");
 
-        group.throughput(Throughput::Bytes(7 * stream_bytes));
-        group.bench_function(BenchmarkId::new("adam", threads), |b| {
-            let config =
-                OptimizerConfig { name: OptimizerName::Adam, weight_decay: 0.01, ..OptimizerConfig::default() };
-            let mut optimizer = Optimizer::new(&config, &layout).expect("valid settings");
-            let mut parameters = values(layout.len());
-            pool.install(|| b.iter(|| optimizer.step(&mut parameters, &gradients, 0.5, 1e-3)));
-        });
+        for (name, streams) in [
+            (OptimizerName::Adam, 7),
+            (OptimizerName::Adadelta, 7),
+            (OptimizerName::Lamb, 10),
+            (OptimizerName::Adafactor, 6),
+        ] {
+            group.throughput(Throughput::Bytes(streams * stream_bytes));
+            group.bench_function(BenchmarkId::new(name.as_str(), threads), |b| {
+                let config = OptimizerConfig { name, weight_decay: 0.01, ..OptimizerConfig::default() };
+                let mut optimizer = Optimizer::new(&config, &layout).expect("valid settings");
+                let mut parameters = values(layout.len());
+                pool.install(|| b.iter(|| optimizer.step(&mut parameters, &gradients, 0.5, 1e-3)));
+            });
+        }
 
         group.throughput(Throughput::Bytes(stream_bytes));
         group.bench_function(BenchmarkId::new("norm", threads), |b| {

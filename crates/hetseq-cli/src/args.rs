@@ -52,6 +52,9 @@ pub(crate) struct TrainArgs {
     /// What not to take over from the checkpoint (comma-separated)
     #[arg(long, value_delimiter = ',')]
     pub(crate) reset: Vec<ResetWhat>,
+    /// On a resume, settings of the optimizer instead of the config's: 'lr=1e-4,weight_decay=0.1' or "{'lr': 1e-4}"
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub(crate) optimizer_overrides: Option<String>,
     #[command(flatten)]
     pub(crate) from_flags: FromFlagsArgs,
     #[command(flatten)]

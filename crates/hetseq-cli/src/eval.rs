@@ -11,7 +11,8 @@ use crate::train::secret;
 pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
     let (place, secret) = (args.place.find()?, secret()?);
-    let options = RunOptions { place, weight: None, resume: Resume::Auto, reset: Reset::default(), secret };
+    let (resume, reset) = (Resume::Auto, Reset::default());
+    let options = RunOptions { place, weight: None, resume, reset, overrides: false, secret };
     let (path, evaluation) = tasks.eval(&source, &options, args.checkpoint.as_deref())?;
     // Rank 0 alone knows it, and speaks for all.
     if let Some(path) = path {

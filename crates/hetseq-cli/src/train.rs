@@ -11,7 +11,10 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
     if let Some(line) = &args.from_flags.from_flags {
         return from_flags::convert(tasks, line, args);
     }
-    let source = args.source()?;
+    let mut source = args.source()?;
+    if let Some(overrides) = &args.optimizer_overrides {
+        source = source.override_optimizer(overrides)?;
+    }
     if let Some(weight) = args.weight
         && !(weight.is_finite() && weight >= 0.0)
     {
@@ -26,6 +29,7 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
             schedule: args.reset.contains(&ResetWhat::Schedule),
             data: args.reset.contains(&ResetWhat::Data),
         },
+        overrides: source.has_overrides(),
         secret: secret()?,
     };
     Ok(match tasks.train(&source, &options)? {

@@ -24,6 +24,9 @@ pub enum Event {
         total_updates: u64,
         /// The update that the checkpoint was taken after; zero for a new run.
         resumed_at: u64,
+        /// Keys of the config that are not what they were when that checkpoint was saved.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        changed: Vec<Change>,
     },
     /// One optimizer step, the same on all ranks.
     Update {
@@ -68,6 +71,13 @@ pub enum Event {
     Warning {
         message: String,
     },
+    /// The run ends before its last planned update; it counts as finished.
+    EarlyStop {
+        update: u64,
+        /// The key of the config that says so: `run.stop_min_lr` or `valid.patience`.
+        rule: String,
+        message: String,
+    },
     /// The last event of a process group.
     End {
         update: u64,
@@ -75,6 +85,14 @@ pub enum Event {
         outcome: String,
         seconds: f64,
     },
+}
+
+/// A key of the config with its values then and now, as TOML; none where it is not set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    pub key: String,
+    pub was: Option<String>,
+    pub is: Option<String>,
 }
 
 /// One device's part in the run.

@@ -13,7 +13,8 @@
 //! and `cos` from a portable library rather than from the platform's.
 //!
 //! ```
-//! use hetseq_optim::{Layout, Optimizer, OptimizerConfig, ScheduleConfig, clip_factor, global_norm, lr};
+//! use hetseq_optim::{BaseRate, Layout, Optimizer, OptimizerConfig, Position, ScheduleConfig};
+//! use hetseq_optim::{clip_factor, global_norm, lr};
 //!
 //! let layout = Layout::new([("w".to_owned(), vec![2, 2]), ("bias".to_owned(), vec![2])])?;
 //! let mut optimizer = Optimizer::new(&OptimizerConfig::default(), &layout)?;
@@ -21,7 +22,7 @@
 //! for update in 0..3 {
 //!     let gradients = parameters.clone(); // of half the sum of squares
 //!     let scale = clip_factor(global_norm(&gradients), Some(1.0));
-//!     let rate = lr(&ScheduleConfig::default(), 0.1, 3, update);
+//!     let rate = lr(&ScheduleConfig::default(), &BaseRate::Constant(0.1), 3, Position { update, epoch: 0 });
 //!     optimizer.step(&mut parameters, &gradients, scale, rate as f32);
 //! }
 //! assert!(parameters.iter().all(|p| *p < 1.0));
@@ -37,5 +38,5 @@ mod schedule;
 pub use error::OptimError;
 pub use layout::{Entry, Layout, decays};
 pub use norm::{clip_factor, global_norm};
-pub use optimizer::{Optimizer, OptimizerConfig, OptimizerName};
-pub use schedule::{ScheduleConfig, ScheduleKind, lr};
+pub use optimizer::{Eps, Optimizer, OptimizerConfig, OptimizerName};
+pub use schedule::{BaseRate, Position, ScheduleConfig, ScheduleKind, lr};

@@ -1,17 +1,17 @@
 //! The global gradient norm and the factor that clips to it.
 //!
-//! One norm over the whole flat buffer, not one per parameter. The trainer calls both between the
-//! all-reduce and the optimizer step.
+//! One norm over the whole flat buffer; norms of single parameters are in `optimizer/pieces.rs` and are
+//! summed by the same rule. The trainer calls both between the all-reduce and the optimizer step.
 
 use rayon::prelude::*;
 
 /// Elements summed into one partial sum. Part of the result's definition: changing it changes the
 /// last bits of every norm.
-const CHUNK: usize = 4096;
+pub(crate) const CHUNK: usize = 4096;
 
 /// Independent accumulators in a chunk. A single running sum would wait for every addition and
 /// could not be vectorised; a fixed number of them can, with the order of additions still fixed.
-const LANES: usize = 8;
+pub(crate) const LANES: usize = 8;
 
 /// What PyTorch's `clip_grad_norm_` adds to the norm before it divides.
 const CLIP_EPS: f64 = 1e-6;
@@ -25,7 +25,8 @@ pub fn global_norm(data: &[f32]) -> f64 {
     sums.iter().fold(0.0, |total, sum| total + sum).sqrt()
 }
 
-fn sum_of_squares(chunk: &[f32]) -> f64 {
+/// Of one chunk, in an order fixed by its length.
+pub(crate) fn sum_of_squares(chunk: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (rows, rest) = chunk.as_chunks::<LANES>();
     for row in rows {

@@ -1,9 +1,9 @@
-//! Learning-rate schedules: pure functions of the configuration and the number of the update.
+//! Learning-rate schedules: pure functions of the configuration and of where the run stands.
 //!
 //! There is no schedule object and no state to save; resuming at update k asks for update k. The
 //! trainer calls [`lr`] once per update and shares the result as bits with the other ranks.
 //!
-//! The curves equal those of Hugging Face `transformers.optimization`, warm-up included: it starts
+//! `epochs` is fairseq's `fixed`, but for the warm-up. The other curves equal those of Hugging Face `transformers.optimization`, warm-up included: it starts
 //! from 0, so **update 0 of a run with warm-up changes nothing but the optimizer's state**, and update
 //! `warmup_updates` is the first at the full rate.
 
@@ -32,6 +32,43 @@ pub enum ScheduleKind {
     /// Half a cosine from the base rate to `end_lr` (`get_cosine_schedule_with_warmup`, and
     /// `get_cosine_with_min_lr_schedule_with_warmup` if `end_lr` is not 0).
     Cosine,
+    /// By the epoch: the n-th entry of `lr` in epoch n, the last one in all later epochs, which may shrink
+    /// it (`--lr-scheduler fixed` of fairseq, with `--lr-shrink` and `--force-anneal`). Has no end.
+    Epochs,
+}
+
+/// `lr = 0.1`, or one rate per epoch: `lr = [0.25, 0.1, 0.05]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "`lr` must be a number, or a list of numbers, one per epoch: [0.25, 0.1]")]
+pub enum BaseRate {
+    Constant(f64),
+    PerEpoch(Vec<f64>),
+}
+
+impl BaseRate {
+    /// All entries.
+    pub fn rates(&self) -> &[f64] {
+        match self {
+            BaseRate::Constant(rate) => std::slice::from_ref(rate),
+            BaseRate::PerEpoch(rates) => rates,
+        }
+    }
+
+    /// In epoch number `epoch`, counted from 0; 0 for an empty list, which is never valid.
+    fn at(&self, epoch: u64) -> f64 {
+        let rates = self.rates();
+        let index = usize::try_from(epoch).unwrap_or(usize::MAX).min(rates.len().saturating_sub(1));
+        rates.get(index).copied().unwrap_or(0.0)
+    }
+}
+
+/// Where a run stands when it asks for a learning rate; both count from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The update about to be applied.
+    pub update: u64,
+    /// The epoch it belongs to.
+    pub epoch: u64,
 }
 
 /// How the learning rate changes over a run.
@@ -44,7 +81,7 @@ pub enum ScheduleKind {
 /// warmup_updates = 10_000
 /// end_lr = 1e-7
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ScheduleConfig {
     pub kind: ScheduleKind,
     /// Updates of linear warm-up from 0.
@@ -56,6 +93,12 @@ pub struct ScheduleConfig {
     pub end_lr: f64,
     /// The exponent of `polynomial`.
     pub power: f64,
+    /// `epochs`: the factor of the rate for each epoch after the list, or from `shrink_from_epoch` on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrink: Option<f64>,
+    /// The first epoch whose rate is shrunk, counted from 1; by default the first one after the list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrink_from_epoch: Option<u64>,
 }
 
 impl Default for ScheduleConfig {
@@ -66,45 +109,93 @@ impl Default for ScheduleConfig {
             total_updates: None,
             end_lr: 0.0,
             power: 1.0,
+            shrink: None,
+            shrink_from_epoch: None,
         }
     }
 }
 
 impl ScheduleConfig {
     /// Refuses values without a meaning, and settings that the chosen kind would silently ignore.
-    pub fn validate(&self, base_lr: f64) -> Result<(), OptimError> {
-        let refuse = |key, value: f64, rule: &str| {
-            Err(OptimError::Setting { owner: "schedule".into(), key, value: value.to_string(), rule: rule.into() })
-        };
-        if !(base_lr.is_finite() && base_lr >= 0.0) {
-            return refuse("lr", base_lr, "a finite number that is not negative");
+    pub fn validate(&self, base: &BaseRate) -> Result<(), OptimError> {
+        if let Some(rate) = base.rates().iter().find(|rate| !(rate.is_finite() && **rate >= 0.0)) {
+            return refuse("lr", rate, "a finite number that is not negative");
         }
+        if base.rates().is_empty() {
+            return refuse("lr", "an empty list", "a number, or a list with a rate for each of the first epochs");
+        }
+        if matches!(base, BaseRate::PerEpoch(_)) && self.kind != ScheduleKind::Epochs {
+            let rule = "one number for this schedule; a list has a rate for each epoch, which is kind = \"epochs\"";
+            return refuse("lr", "a list", rule);
+        }
+        self.validate_end(base.at(0))?;
+        self.validate_shrinking(base)
+    }
+
+    fn validate_end(&self, base_lr: f64) -> Result<(), OptimError> {
+        let ends = matches!(self.kind, ScheduleKind::Polynomial | ScheduleKind::InverseSqrt | ScheduleKind::Cosine);
         if !(self.end_lr >= 0.0 && self.end_lr <= base_lr) {
-            let rule = format!("between 0 and the base learning rate, {base_lr}");
-            return refuse("end_lr", self.end_lr, &rule);
+            return refuse("end_lr", self.end_lr, &format!("between 0 and the base learning rate, {base_lr}"));
+        }
+        if !ends && self.end_lr != 0.0 {
+            return refuse("end_lr", self.end_lr, "left out for the constant schedule and for epochs");
         }
         if !(self.power.is_finite() && self.power > 0.0) {
             return refuse("power", self.power, "a finite number above 0");
         }
-        if self.kind == ScheduleKind::Constant && self.end_lr != 0.0 {
-            let rule = "left out for the constant schedule, which does not decay";
-            return refuse("end_lr", self.end_lr, rule);
-        }
         if self.kind != ScheduleKind::Polynomial && self.power != 1.0 {
-            let rule = "left out for all schedules but polynomial";
-            return refuse("power", self.power, rule);
+            return refuse("power", self.power, "left out for all schedules but polynomial");
         }
-        Ok(())
+        match self.total_updates {
+            Some(total) if self.kind == ScheduleKind::Epochs => {
+                refuse("total_updates", total, "left out for epochs, which have no end")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_shrinking(&self, base: &BaseRate) -> Result<(), OptimError> {
+        let given = [("shrink", self.shrink.is_some()), ("shrink_from_epoch", self.shrink_from_epoch.is_some())];
+        if let Some((key, _)) = given.iter().find(|(_, given)| *given && self.kind != ScheduleKind::Epochs) {
+            return refuse(key, "set", "left out for all schedules but epochs");
+        }
+        if let Some(shrink) = self.shrink.filter(|shrink| !(*shrink > 0.0 && *shrink <= 1.0)) {
+            return refuse("shrink", shrink, "above 0 and at most 1, such as 0.5");
+        }
+        match (self.shrink_from_epoch, base.rates().len()) {
+            (Some(_), _) if self.shrink.is_none() => {
+                refuse("shrink_from_epoch", "set", "left out, or `shrink` be set too")
+            }
+            (Some(from), rates) if from <= rates as u64 => {
+                let rule = format!("more than {rates}: until then the rates of `lr` count");
+                refuse("shrink_from_epoch", from, &rule)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The rate in an epoch counted from 0, before warm-up and decay.
+    fn base(&self, base: &BaseRate, epoch: u64) -> f64 {
+        let first = self.shrink_from_epoch.unwrap_or(base.rates().len() as u64 + 1).saturating_sub(1);
+        match self.shrink {
+            Some(shrink) if epoch >= first => base.at(epoch) * libm::pow(shrink, (epoch - first) as f64 + 1.0),
+            _ => base.at(epoch),
+        }
     }
 }
 
-/// The learning rate of the update about to be applied, counted from 0.
+fn refuse(key: &'static str, value: impl fmt::Display, rule: &str) -> Result<(), OptimError> {
+    Err(OptimError::Setting { owner: "schedule".into(), key, value: value.to_string(), rule: rule.into() })
+}
+
+/// The learning rate of the update about to be applied.
 ///
 /// `total_updates` is the length of the run, used where the configuration names no end of its own.
 /// From there on, polynomial and cosine stay at `end_lr` (in `transformers` the cosine would rise
 /// again). Warm-up longer than the whole run is cut off by its end, not squeezed into it.
-pub fn lr(config: &ScheduleConfig, base_lr: f64, total_updates: u64, update: u64) -> f64 {
-    let warmup = config.warmup_updates;
+pub fn lr(config: &ScheduleConfig, base: &BaseRate, total_updates: u64, at: Position) -> f64 {
+    let (warmup, update) = (config.warmup_updates, at.update);
+    let base_lr = config.base(base, at.epoch);
     if update < warmup {
         return base_lr * (update as f64 / warmup as f64);
     }
@@ -112,7 +203,7 @@ pub fn lr(config: &ScheduleConfig, base_lr: f64, total_updates: u64, update: u64
     let progress = progress(warmup, config.total_updates.unwrap_or(total_updates), update);
     // `libm`, not the standard library: its functions are the platform's and differ in the last bit.
     match config.kind {
-        ScheduleKind::Constant => base_lr,
+        ScheduleKind::Constant | ScheduleKind::Epochs => base_lr,
         ScheduleKind::Polynomial => (base_lr - end_lr) * libm::pow(1.0 - progress, config.power) + end_lr,
         ScheduleKind::InverseSqrt => {
             let scale = if warmup == 0 { 10_000 } else { warmup };
@@ -149,7 +240,9 @@ impl<'de> Visitor<'de> for NameOrTable {
     type Value = ScheduleConfig;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("the name of a schedule (constant, polynomial, inverse-sqrt, cosine) or a table with `kind`")
+        f.write_str(
+            "the name of a schedule (constant, polynomial, inverse-sqrt, cosine, epochs) or a table with `kind`",
+        )
     }
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<ScheduleConfig, E> {
@@ -174,6 +267,10 @@ struct Table {
     end_lr: f64,
     #[serde(default = "straight")]
     power: f64,
+    #[serde(default)]
+    shrink: Option<f64>,
+    #[serde(default)]
+    shrink_from_epoch: Option<u64>,
 }
 
 fn straight() -> f64 {
@@ -181,109 +278,4 @@ fn straight() -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, Serialize, Deserialize)]
-    struct Run {
-        schedule: ScheduleConfig,
-    }
-
-    fn parse(text: &str) -> Result<ScheduleConfig, String> {
-        toml::from_str::<Run>(text).map(|run| run.schedule).map_err(|error| error.to_string())
-    }
-
-    fn schedule(kind: ScheduleKind, warmup_updates: u64) -> ScheduleConfig {
-        ScheduleConfig { kind, warmup_updates, ..ScheduleConfig::default() }
-    }
-
-    const KINDS: [ScheduleKind; 4] =
-        [ScheduleKind::Constant, ScheduleKind::Polynomial, ScheduleKind::InverseSqrt, ScheduleKind::Cosine];
-
-    #[test]
-    fn a_name_alone_is_a_schedule() {
-        for (name, kind) in ["constant", "polynomial", "inverse-sqrt", "cosine"].into_iter().zip(KINDS) {
-            let parsed = parse(&format!("schedule = '{name}'")).unwrap();
-            assert_eq!(parsed, schedule(kind, 0));
-        }
-    }
-
-    #[test]
-    fn a_table_is_a_schedule_and_survives_a_round_trip() {
-        let text = "[schedule]\nkind = 'polynomial'\nwarmup_updates = 10\nend_lr = 0\npower = 2";
-        let parsed = parse(text).unwrap();
-        assert_eq!(parsed, ScheduleConfig { power: 2.0, ..schedule(ScheduleKind::Polynomial, 10) });
-        let written = toml::to_string(&Run { schedule: parsed.clone() }).unwrap();
-        assert_eq!(parse(&written).unwrap(), parsed);
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        for (text, words) in [
-            ("schedule = 'cosin'", ["cosin", "inverse-sqrt"]),
-            ("schedule = { kind = 'linear' }", ["linear", "polynomial"]),
-            ("schedule = { kind = 'cosine', warmup = 3 }", ["`warmup`", "warmup_updates"]),
-            ("schedule = { warmup_updates = 3 }", ["missing", "kind"]),
-            ("schedule = 3", ["name of a schedule", "inverse-sqrt"]),
-        ] {
-            let error = parse(text).unwrap_err();
-            assert!(words.iter().all(|w| error.contains(w)), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn warm_up_rises_from_zero_and_meets_the_base_rate() {
-        for kind in KINDS {
-            let config = schedule(kind, 4);
-            let rates: Vec<_> = (0..5).map(|u| lr(&config, 2.0, 100, u)).collect();
-            assert_eq!(rates, [0.0, 0.5, 1.0, 1.5, 2.0], "{kind:?}");
-            assert_eq!(lr(&schedule(kind, 0), 2.0, 100, 0), 2.0, "{kind:?}");
-        }
-    }
-
-    #[test]
-    fn after_the_end_the_rate_stays() {
-        for kind in [ScheduleKind::Polynomial, ScheduleKind::Cosine] {
-            let config = ScheduleConfig { end_lr: 0.25, ..schedule(kind, 2) };
-            for update in [10, 11, 19, u64::MAX] {
-                assert_eq!(lr(&config, 1.0, 10, update), 0.25, "{kind:?} {update}");
-            }
-            // No room for decay: warm-up runs as written, then the end value.
-            for (total, update, rate) in [(2, 1, 0.5), (2, 2, 0.25), (1, 1, 0.5), (0, 7, 0.25)] {
-                assert_eq!(lr(&config, 1.0, total, update), rate, "{kind:?} {total}");
-            }
-        }
-        let own_end = ScheduleConfig { total_updates: Some(5), ..schedule(ScheduleKind::Cosine, 0) };
-        assert_eq!(lr(&own_end, 1.0, 10, 5), 0.0);
-    }
-
-    #[test]
-    fn decay_never_rises_and_never_passes_the_end() {
-        for kind in KINDS {
-            let config = ScheduleConfig { end_lr: 1e-3, ..schedule(kind, 7) };
-            let rates: Vec<_> = (7..300).map(|u| lr(&config, 0.1, 200, u)).collect();
-            assert!(rates.windows(2).all(|w| w[1] <= w[0]), "{kind:?}");
-            assert!(rates.iter().all(|r| (1e-3..=0.1).contains(r)), "{kind:?}");
-        }
-    }
-
-    #[test]
-    fn settings_without_effect_or_meaning_are_refused() {
-        let base = ScheduleConfig::default();
-        assert_eq!(base.validate(0.1), Ok(()));
-        let bad = [
-            ScheduleConfig { end_lr: 0.2, kind: ScheduleKind::Cosine, ..base.clone() },
-            ScheduleConfig { end_lr: -0.1, kind: ScheduleKind::Cosine, ..base.clone() },
-            ScheduleConfig { end_lr: f64::NAN, ..base.clone() },
-            ScheduleConfig { power: 0.0, kind: ScheduleKind::Polynomial, ..base.clone() },
-            ScheduleConfig { power: 2.0, kind: ScheduleKind::Cosine, ..base.clone() },
-            ScheduleConfig { end_lr: 0.01, ..base.clone() },
-        ];
-        for config in bad {
-            let error = config.validate(0.1).unwrap_err();
-            assert!(matches!(error, OptimError::Setting { .. }), "{config:?}");
-        }
-        assert!(base.validate(f64::INFINITY).is_err());
-        assert!(base.validate(-1.0).is_err());
-    }
-}
+mod tests;

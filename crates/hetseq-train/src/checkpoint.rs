@@ -253,10 +253,11 @@ pub(crate) mod tests {
             task: "toy".to_owned(),
             cursor: Cursor { updates: update, ..Cursor::default() },
             schedule_start: 0,
+            schedule_epoch: 0,
             optimizer: "adam".to_owned(),
             scalars: BTreeMap::from([("beta1_power".to_owned(), 0.1f64.powi(7) / 3.0)]),
             plan: PlanKeys { seed: 1, global: "8".to_owned(), curriculum_epochs: 0, data: String::new() },
-            best: best.map(|update| Best { metric: "loss".to_owned(), value: 0.1, update }),
+            best: best.map(|update| Best { metric: "loss".to_owned(), value: 0.1, update, since: 0 }),
             limits: Limits::default(),
             total_updates: None,
         }

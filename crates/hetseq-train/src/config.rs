@@ -1,5 +1,7 @@
 //! `run.toml`, typed. What was typed there and how it is read is in [`crate::source`]; here is what it means.
 
+mod optim;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,8 +9,9 @@ use std::time::Duration;
 
 use hetseq_comm::{Route, Wire};
 use hetseq_data::{GlobalBatch, Split};
-use hetseq_optim::{OptimizerConfig, OptimizerName, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub(crate) use optim::Optim;
 
 /// A whole run; `C` is the task's own table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +47,9 @@ pub struct Run {
     pub max_updates: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_epochs: Option<u64>,
+    /// End the run when the learning rate has fallen to this or below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_min_lr: Option<f64>,
     /// `cpu`, `cpu:4`, `cpu:2x8`; see `hetseq devices`.
     #[serde(default = "cpu")]
     pub devices: String,
@@ -77,48 +83,17 @@ pub struct Batch {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Optim {
-    pub name: OptimizerName,
-    pub lr: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clip_norm: Option<f64>,
-    #[serde(default)]
-    pub schedule: ScheduleConfig,
-    #[serde(default = "default_momentum")]
-    pub momentum: f32,
-    #[serde(default)]
-    pub nesterov: bool,
-    #[serde(default = "default_betas")]
-    pub betas: [f64; 2],
-    #[serde(default = "default_eps")]
-    pub eps: f64,
-    #[serde(default)]
-    pub weight_decay: f64,
-}
-
-impl Optim {
-    pub fn optimizer(&self) -> OptimizerConfig {
-        OptimizerConfig {
-            name: self.name,
-            momentum: self.momentum,
-            nesterov: self.nesterov,
-            betas: self.betas,
-            eps: self.eps,
-            weight_decay: self.weight_decay,
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Valid {
     pub every: Every,
+    /// End the run when so many validations in a row have not improved on the best one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
 }
 
 impl Default for Valid {
     fn default() -> Self {
-        Valid { every: Every::Epochs(1) }
+        Valid { every: Every::Epochs(1), patience: None }
     }
 }
 
@@ -344,11 +319,15 @@ impl<C> Config<C> {
         if self.run.max_updates.is_none() && self.run.max_epochs.is_none() {
             return Err("set run.max_updates or run.max_epochs: a run needs an end".to_owned());
         }
-        if !(self.optim.lr.is_finite() && self.optim.lr >= 0.0) {
-            return Err(format!("optim.lr = {} must be zero or more", self.optim.lr));
+        self.optim.check()?;
+        if let Some(least) = self.run.stop_min_lr {
+            self.optim.check_stop(least)?;
         }
-        if self.optim.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
-            return Err("optim.clip_norm must be more than 0; leave it out for no clipping".to_owned());
+        if self.valid.patience == Some(0) {
+            return Err("valid.patience must be at least 1; leave it out to train on regardless".to_owned());
+        }
+        if self.valid.patience.is_some() && self.valid.every == Every::Never {
+            return Err("valid.patience counts validations, but valid.every = \"never\"".to_owned());
         }
         if self.batch.micro == Some(0) || self.batch.max_tokens == Some(0) {
             return Err("batch.micro and batch.max_tokens must be at least 1".to_owned());
@@ -395,15 +374,6 @@ fn hundred() -> u64 {
 }
 fn cpu() -> String {
     "cpu".to_owned()
-}
-fn default_momentum() -> f32 {
-    OptimizerConfig::default().momentum
-}
-fn default_betas() -> [f64; 2] {
-    OptimizerConfig::default().betas
-}
-fn default_eps() -> f64 {
-    OptimizerConfig::default().eps
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ pub(crate) struct Header {
     pub(crate) counts: Vec<u64>,
     /// This rank was told to stop: finish this update, save, leave.
     pub(crate) stop: bool,
+    /// Whether the run ends early; rank 0's is used.
+    pub(crate) ending: Ending,
     /// Computed from the schedule; rank 0's is used, since `cos` and `pow` differ between machines.
     pub(crate) lr: f64,
     /// Of the parameters before this update, when it was taken.
@@ -25,6 +27,17 @@ pub(crate) struct Header {
     pub(crate) best: Option<u64>,
     /// What each device of this rank did in the last update.
     pub(crate) last: Vec<DeviceTime>,
+}
+
+/// Whether a run ends before its last planned update.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ending {
+    #[default]
+    No,
+    /// There has been enough already: this update is not done.
+    Before,
+    /// This update is the last.
+    After,
 }
 
 /// Integers, so that every rank computes the same split from them.
@@ -42,6 +55,7 @@ pub(crate) struct DeviceTime {
 pub(crate) struct Agreed {
     pub(crate) counts: Vec<u64>,
     pub(crate) stop: bool,
+    pub(crate) ending: Ending,
     pub(crate) lr: f64,
     pub(crate) saved: Option<u64>,
     pub(crate) best: Option<u64>,
@@ -80,6 +94,7 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
     Ok(Agreed {
         counts,
         stop: headers.iter().any(|header| header.stop),
+        ending: first.ending,
         lr: first.lr,
         saved: first.saved,
         best: first.best,
@@ -116,6 +131,7 @@ mod tests {
             samples,
             counts: vec![count],
             stop: false,
+            ending: Ending::No,
             lr: 0.5,
             checksum: None,
             saved: None,
@@ -129,8 +145,10 @@ mod tests {
         let mut second = header(0, 0);
         second.stop = true;
         second.lr = 0.25;
+        second.ending = Ending::Before;
         let first = Header { saved: Some(6), best: Some(4), ..header(6, 60) };
         let agreed = agree(&[first, second], 6).unwrap();
+        assert_eq!(agreed.ending, Ending::No, "it is for rank 0 to say");
         assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.last.len()), (vec![60], true, 0.5, 2));
         assert_eq!((agreed.saved, agreed.best), (Some(6), Some(4)));
     }

@@ -1,7 +1,11 @@
 //! What must be the same on all ranks before they may train together: the run keys of the config, the data, the program
-//! and the layout. Not paths, devices, micro-batch caps or timeouts: those belong to a machine.
+//! and the layout. Not paths, devices, micro-batch caps or timeouts: those belong to a machine. A resume may change run
+//! keys, but it is told.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use hetseq_comm::Identity;
+use hetseq_metrics::Change;
 use hetseq_optim::Layout;
 use serde::Serialize;
 use toml::{Table, Value};
@@ -46,11 +50,29 @@ pub(crate) fn identity<C: Serialize>(
 fn run_keys<C: Serialize>(config: &Config<C>) -> Result<Vec<(String, String)>, TrainError> {
     let table = Table::try_from(config)
         .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
+    Ok(keys_of(&table))
+}
+
+fn keys_of(table: &Table) -> Vec<(String, String)> {
     let mut keys = Vec::new();
-    flatten("", &table, &mut keys);
+    flatten("", table, &mut keys);
     let is_local = |key: &str| LOCAL.iter().any(|local| key == *local || key.starts_with(&format!("{local}.")));
     keys.retain(|(key, _)| SHARED.contains(&key.as_str()) || !is_local(key));
-    Ok(keys)
+    keys
+}
+
+/// The run keys that differ between two resolved configs, `then` and `now`; none if one of them cannot be read.
+pub(crate) fn changed(then: &str, now: &str) -> Vec<Change> {
+    let keys = |text: &str| -> BTreeMap<String, String> {
+        text.parse::<Table>().map(|table| keys_of(&table).into_iter().collect()).unwrap_or_default()
+    };
+    let (then, now) = (keys(then), keys(now));
+    if then.is_empty() || now.is_empty() {
+        return Vec::new();
+    }
+    let all: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
+    let change = |key: &String| Change { key: key.clone(), was: then.get(key).cloned(), is: now.get(key).cloned() };
+    all.into_iter().map(change).filter(|change| change.was != change.is).collect()
 }
 
 fn flatten(prefix: &str, table: &Table, keys: &mut Vec<(String, String)>) {
@@ -60,5 +82,29 @@ fn flatten(prefix: &str, table: &Table, keys: &mut Vec<(String, String)>) {
             Value::Table(inner) => flatten(&key, inner, keys),
             value => keys.push((key, value.to_string())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resume_is_told_what_changed() {
+        let then = "[run]\nseed = 1\ndir = 'a'\n[optim]\nlr = 0.1\neps = 0.5\n[optim.schedule]\nkind = 'cosine'\n";
+        let now = "[run]\nseed = 1\ndir = 'b'\n[optim]\nlr = 0.2\nclip_norm = 1.0\n[optim.schedule]\nkind = 'cosine'\n";
+        let change = |key: &str, was: Option<&str>, is: Option<&str>| Change {
+            key: key.to_owned(),
+            was: was.map(str::to_owned),
+            is: is.map(str::to_owned),
+        };
+        let expected = [
+            change("optim.clip_norm", None, Some("1.0")),
+            change("optim.eps", Some("0.5"), None),
+            change("optim.lr", Some("0.1"), Some("0.2")),
+        ];
+        assert_eq!(changed(then, now), expected);
+        assert_eq!(changed(then, then), []);
+        assert_eq!(changed("not a config [", now), []);
     }
 }

@@ -16,6 +16,7 @@ mod identity;
 mod itinerary;
 mod loader;
 mod observer;
+mod overrides;
 pub mod prelude;
 mod registry;
 mod replica;

@@ -16,7 +16,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::loader::Loader;
 use crate::signals::StopFlag;
 use crate::start::Start;
-use crate::task::{Metric, Task, TaskError};
+use crate::task::{Metric, Task, TaskError, Which};
 use crate::trainer::End;
 
 /// What the command line adds to the config.
@@ -27,6 +27,8 @@ pub struct RunOptions {
     pub weight: Option<f64>,
     pub resume: Resume,
     pub reset: Reset,
+    /// `--optimizer-overrides` is part of the config already and means: there must be a checkpoint to go on from.
+    pub overrides: bool,
     /// Shared by the ranks of a run; never logged. If none is given, rank 0 leaves one in the run directory.
     pub secret: Option<String>,
 }
@@ -34,33 +36,46 @@ pub struct RunOptions {
 /// Written by hand so that the secret never reaches a log.
 impl std::fmt::Debug for RunOptions {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let RunOptions { place, weight, resume, reset, secret } = self;
-        let secret = secret.as_ref().map(|_| "(set)");
-        write!(out, "RunOptions {{ {place:?}, weight: {weight:?}, {resume:?}, {reset:?}, secret: {secret:?} }}")
+        let secret = self.secret.as_ref().map(|_| "(set)");
+        out.debug_struct("RunOptions")
+            .field("place", &self.place)
+            .field("weight", &self.weight)
+            .field("resume", &self.resume)
+            .field("reset", &self.reset)
+            .field("overrides", &self.overrides)
+            .field("secret", &secret)
+            .finish()
     }
 }
 
 pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<End, TrainError> {
     let started = Instant::now();
-    config.optim.schedule.validate(config.optim.lr)?;
+    if let Some(base) = &config.optim.lr {
+        config.optim.schedule().validate(base)?;
+    }
     config.optim.optimizer().validate()?;
     let task = open::<T>(&config)?;
     let best_metric = best_metric(&task, &config)?;
+    if config.valid.patience.is_some() && task.costs(Which::Valid).samples() == 0 {
+        let reason = "valid.patience counts validations, but the task has no samples to validate on";
+        return Err(TrainError::Config(reason.to_owned()));
+    }
     if options.weight.is_some() && config.batch.split != Split::Weights {
         return Err(TrainError::Config("--weight only counts with batch.split = \"weights\"; set that too".to_owned()));
     }
     let mut crew = Crew::assemble("train", task, &config, options)?;
     // Before this a signal simply ends the process: there is nothing to save yet.
     let stop = StopFlag::listen().map_err(TrainError::io("listening for signals"))?;
-    let start = match Start::find(&mut crew, &config, options) {
+    let mut start = match Start::find(&mut crew, &config, options) {
         Ok(start) => start,
         Err(error) => {
             crew.group.abort(&error.to_string());
             return Err(error);
         }
     };
+    let changed = std::mem::take(&mut start.changed);
     let mut trainer = start.into_trainer(crew, config, stop, best_metric);
-    trainer.announce();
+    trainer.announce(changed);
     let result = trainer.run().and_then(|end| trainer.finish_saves().map(|()| end));
     if result.is_err() {
         trainer.let_the_last_save_end();

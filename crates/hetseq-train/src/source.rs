@@ -7,6 +7,7 @@ use toml::{Table, Value};
 
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::overrides;
 
 /// What the user gave: the text of a config file and the values set on the command line, not yet typed.
 #[derive(Debug, Clone)]
@@ -14,16 +15,30 @@ pub struct ConfigSource {
     path: PathBuf,
     text: String,
     sets: Vec<String>,
+    /// `--optimizer-overrides`: keys of `[optim]`, applied last.
+    overrides: Vec<(String, Value)>,
 }
 
 impl ConfigSource {
     pub fn read(path: &Path, sets: &[String]) -> Result<Self, TrainError> {
         let text = fs_err::read_to_string(path).map_err(|error| TrainError::Config(error.to_string()))?;
-        Ok(ConfigSource { path: path.to_owned(), text, sets: sets.to_vec() })
+        Ok(ConfigSource { path: path.to_owned(), text, sets: sets.to_vec(), overrides: Vec::new() })
     }
 
     pub fn from_text(name: &str, text: String, sets: &[String]) -> Self {
-        ConfigSource { path: PathBuf::from(name), text, sets: sets.to_vec() }
+        ConfigSource { path: PathBuf::from(name), text, sets: sets.to_vec(), overrides: Vec::new() }
+    }
+
+    /// With settings of the optimizer as `--optimizer-overrides` has them: `lr=1e-4,weight_decay=0.1`, or as a Python
+    /// dictionary.
+    pub fn override_optimizer(mut self, text: &str) -> Result<Self, TrainError> {
+        self.overrides = overrides::parse(text).map_err(TrainError::Config)?;
+        Ok(self)
+    }
+
+    /// Whether [`ConfigSource::override_optimizer`] changed anything.
+    pub fn has_overrides(&self) -> bool {
+        !self.overrides.is_empty()
     }
 
     /// The task's name, needed before its table can be typed.
@@ -42,7 +57,7 @@ impl ConfigSource {
         // The file as it stands first, so that its errors have a line; then each `--set` by itself, to name the culprit.
         // A file may leave out what `--set` gives, so "missing" is only an error at the end.
         if let Err(error) = toml::from_str::<Config<C>>(&self.text)
-            && (self.sets.is_empty() || !error.message().starts_with("missing field"))
+            && ((self.sets.is_empty() && self.overrides.is_empty()) || !error.message().starts_with("missing field"))
         {
             return Err(TrainError::Config(self.explain(&error)));
         }
@@ -54,6 +69,14 @@ impl ConfigSource {
             {
                 return Err(TrainError::Config(format!("--set {set}: {}", suggest(error.message()))));
             }
+        }
+        for (key, value) in &self.overrides {
+            insert(&mut table, &format!("optim.{key}"), value.clone())
+                .and_then(|()| match Config::<C>::deserialize_table(&table) {
+                    Err(error) if !error.message().starts_with("missing field") => Err(suggest(error.message())),
+                    _ => Ok(()),
+                })
+                .map_err(|reason| TrainError::Config(format!("--optimizer-overrides {key}={value}: {reason}")))?;
         }
         anchor_data(&mut table);
         let mut config = Config::<C>::deserialize_table(&table)
@@ -104,14 +127,19 @@ fn apply(table: &mut Table, set: &str) -> Result<(), String> {
     let (key, value) = set.split_once('=').ok_or_else(|| format!("--set {set}: say --set section.key=value"))?;
     let parsed = format!("value = {value}").parse::<Table>().ok().and_then(|mut parsed| parsed.remove("value"));
     let value = parsed.unwrap_or_else(|| Value::String(value.to_owned()));
-    let mut path: Vec<&str> = key.trim().split('.').collect();
+    insert(table, key.trim(), value).map_err(|reason| format!("--set {set}: {reason}"))
+}
+
+/// Sets the key at a path such as `optim.lr`.
+fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), String> {
+    let mut path: Vec<&str> = key.split('.').collect();
     let last = path.pop().filter(|_| !path.is_empty() && path.iter().all(|part| !part.is_empty()));
-    let last = last.ok_or_else(|| format!("--set {set}: a key has a section, such as optim.lr"))?;
+    let last = last.ok_or("a key has a section, such as optim.lr")?;
     let mut at = table;
     for part in path {
         at = match at.entry(part).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(inner) => inner,
-            _ => return Err(format!("--set {set}: `{part}` is a value, not a section")),
+            _ => return Err(format!("`{part}` is a value, not a section")),
         };
     }
     at.insert(last.to_owned(), value);
@@ -171,7 +199,8 @@ mod tests {
     fn a_config_and_its_sets() {
         let config =
             parse(TEXT, &["optim.lr=0.5", "task.data=/a b", "batch.global=64 tokens", "comm.silence_s=5.0"]).unwrap();
-        assert_eq!((config.optim.lr, config.task.data.as_str()), (0.5, "/a b"));
+        assert_eq!(config.optim.lr, Some(hetseq_optim::BaseRate::Constant(0.5)));
+        assert_eq!(config.task.data, "/a b");
         assert_eq!(config.batch.global, hetseq_data::GlobalBatch::Tokens(64));
         assert_eq!(config.run.dir, Some(PathBuf::from("runs/toy")));
     }
@@ -186,6 +215,23 @@ mod tests {
         assert!(error.starts_with("--set optim.clip_nrom=1: unknown key `clip_nrom`. Did you mean `clip_norm`"));
         let error = parse(&TEXT.replace("sgd", "sdg"), &[]).unwrap_err();
         assert!(error.contains("toy.toml:9: unknown value `sdg`. Did you mean `sgd`?"), "{error}");
+    }
+
+    #[test]
+    fn overrides_of_the_optimizer_come_last() {
+        let source = ConfigSource::from_text("toy.toml", TEXT.to_owned(), &["optim.lr=0.5".to_owned()]);
+        let parse = |text: &str| -> Result<Config<Toy>, String> {
+            let overridden = source.clone().override_optimizer(text);
+            overridden.and_then(|source| source.parse()).map_err(|error| error.to_string())
+        };
+        let config = parse("{'lr': [0.2, 0.1], 'weight_decay': 0.5}").unwrap();
+        let rates = hetseq_optim::BaseRate::PerEpoch(vec![0.2, 0.1]);
+        assert_eq!((config.optim.lr, config.optim.weight_decay), (Some(rates), 0.5));
+        let error = parse("wieght_decay=0.1").unwrap_err();
+        let told = "--optimizer-overrides wieght_decay=0.1: unknown key `wieght_decay`. Did you mean `weight_decay`?";
+        assert!(error.starts_with(told), "{error}");
+        let error = parse("lr=-1").unwrap_err();
+        assert!(error.contains("optim.lr = -1 must be zero or more"), "{error}");
     }
 
     #[test]

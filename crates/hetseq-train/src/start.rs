@@ -1,18 +1,20 @@
 //! Where a run begins: a checkpoint or fresh parameters, found by rank 0 and handed to all, and everything else that a
 //! trainer starts with.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use fs_err as fs;
 use hetseq_data::{Pace, PlanSpec};
-use hetseq_metrics::{Event, Workers};
-use hetseq_optim::Optimizer;
+use hetseq_metrics::{Change, Event, Workers};
+use hetseq_optim::{OptimError, Optimizer};
 
 use crate::checkpoint::{self, Checkpoints, Restored, Saver};
 use crate::config::{Config, Resume};
 use crate::crew::Crew;
 use crate::error::TrainError;
 use crate::flat;
+use crate::identity;
 use crate::itinerary::Itinerary;
 use crate::loader::Loader;
 use crate::observer::{Observer, move_aside, write_run_files};
@@ -26,6 +28,8 @@ use crate::trainer::{Pulse, Trainer};
 /// Everything a trainer starts with besides its crew.
 pub(crate) struct Start<T: Task> {
     config_text: String,
+    /// What is not as it was when the checkpoint was saved; known to rank 0.
+    pub(crate) changed: Vec<Change>,
     state: State,
     parameters: Vec<f32>,
     optimizer: Optimizer,
@@ -49,10 +53,12 @@ impl<T: Task> Start<T> {
             .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
         let checkpoints = Checkpoints::at(&dir);
         let fresh = State::new(config, &crew.task.fingerprint());
-        let (mut origin, mut lock) = (None, None);
+        let (mut origin, mut lock, mut changed) = (None, None, Vec::new());
         if crew.group.rank() == 0 {
             lock = RunLock::take(&dir)?;
-            origin = Some(find_origin(crew, &dir, &checkpoints, &fresh, config, options)?);
+            let (found, path) = find_origin(crew, &dir, &checkpoints, &fresh, config, options)?;
+            changed = path.map_or_else(Vec::new, |path| changed_since(&path, &config_text));
+            origin = Some(found);
             write_run_files(&dir, &config_text, crew.group.world())?;
         }
         // From here on the ranks do what rank 0 found, whatever stood on their own command lines.
@@ -81,6 +87,7 @@ impl<T: Task> Start<T> {
         Ok(Start {
             saver,
             config_text,
+            changed,
             observer: Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?,
             state,
             parameters,
@@ -133,7 +140,7 @@ impl<T: Task> Start<T> {
 }
 
 impl<T: Task> Trainer<T> {
-    pub(crate) fn announce(&mut self) {
+    pub(crate) fn announce(&mut self, changed: Vec<Change>) {
         let cursor = self.state.cursor.clone();
         self.observer.tell(&Event::Start {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -147,6 +154,7 @@ impl<T: Task> Trainer<T> {
             updates_per_epoch: self.itinerary.updates_per_epoch(cursor.epoch),
             total_updates: self.total_updates,
             resumed_at: cursor.updates,
+            changed,
         });
         self.warn_of_little_room();
     }
@@ -157,7 +165,7 @@ fn saved(state: &State) -> Option<u64> {
     Some(state.cursor.updates).filter(|&updates| updates > 0)
 }
 
-/// Rank 0: a checkpoint to go on from, or fresh parameters.
+/// Rank 0: a checkpoint to go on from and where it is now, or fresh parameters.
 fn find_origin<T: Task>(
     crew: &Crew<T>,
     dir: &Path,
@@ -165,7 +173,7 @@ fn find_origin<T: Task>(
     fresh: &State,
     config: &Config<T::Config>,
     options: &RunOptions,
-) -> Result<Restored, TrainError> {
+) -> Result<(Restored, Option<PathBuf>), TrainError> {
     let path = match &options.resume {
         Resume::Auto => checkpoints.newest(),
         Resume::Never => None,
@@ -176,13 +184,20 @@ fn find_origin<T: Task>(
             Some(path)
         }
     };
+    if path.is_none() && options.overrides {
+        return Err(TrainError::Config(format!(
+            "--optimizer-overrides changes what a resume goes on with, but this would be a new run in {}. Set the values \
+             in the config, or with --set optim.lr=0.001 and the like",
+            dir.display()
+        )));
+    }
     if options.resume == Resume::Never {
         set_aside(dir, None)?;
     }
     checkpoints.prepare()?;
     let Some(path) = path else {
         let parameters = flat::initial::<T::Model>(&crew.layout, config.run.seed);
-        return Ok(Restored { parameters, slots: Vec::new(), state: fresh.clone() });
+        return Ok((Restored { parameters, slots: Vec::new(), state: fresh.clone() }, None));
     };
     let mut restored = checkpoint::load(&path, &crew.layout)?;
     restored.state = restored
@@ -198,7 +213,12 @@ fn find_origin<T: Task>(
     // A best that this directory does not hold cannot be the best of this run.
     restored.state.best.take_if(|best| !checkpoints.steps().contains(&best.update));
     tracing::info!("resuming from {}", path.display());
-    Ok(restored)
+    Ok((restored, Some(path)))
+}
+
+/// What differs from the config of the checkpoint at `path`. It is for people to know, so that nothing depends on it.
+fn changed_since(path: &Path, config: &str) -> Vec<Change> {
+    fs::read_to_string(path.join("config.toml")).map_or_else(|_| Vec::new(), |then| identity::changed(&then, config))
 }
 
 fn set_aside(dir: &Path, after: Option<u64>) -> Result<(), TrainError> {
@@ -213,16 +233,21 @@ fn spread<T: Task>(crew: &mut Crew<T>, origin: Option<Restored>) -> Result<Resto
     let length = crew.layout.len();
     let message = match &origin {
         Some(origin) => {
-            let names: Vec<&String> = origin.slots.iter().map(|(name, _)| name).collect();
-            serde_json::to_vec(&(names, &origin.state)).map_err(|error| odd(&error))?
+            let slots: Vec<(&String, usize)> = origin.slots.iter().map(|(name, slot)| (name, slot.len())).collect();
+            serde_json::to_vec(&(slots, &origin.state)).map_err(|error| odd(&error))?
         }
         None => Vec::new(),
     };
     let message = crew.group.broadcast_bytes(0, message)?;
-    let (names, state): (Vec<String>, State) = serde_json::from_slice(&message).map_err(|error| odd(&error))?;
+    let (slots, state): (Vec<(String, usize)>, State) =
+        serde_json::from_slice(&message).map_err(|error| odd(&error))?;
+    // No optimizer keeps more of a slot than one value per parameter. Rank 0 looks before the others make room for it.
+    if let Some((name, found)) = slots.iter().find(|(_, found)| *found > length) {
+        return Err(OptimError::StateLength { name: name.clone(), expected: length, found: *found }.into());
+    }
     let (mut parameters, mut slots) = match origin {
         Some(origin) => (origin.parameters, origin.slots),
-        None => (vec![0.0; length], names.into_iter().map(|name| (name, vec![0.0; length])).collect()),
+        None => (vec![0.0; length], slots.into_iter().map(|(name, length)| (name, vec![0.0; length])).collect()),
     };
     crew.group.broadcast(0, &mut parameters)?;
     for (_, values) in &mut slots {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hetseq_data::Cursor;
+use hetseq_optim::Position;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Reset};
@@ -19,6 +20,10 @@ pub(crate) struct State {
     pub(crate) cursor: Cursor,
     /// The update at which the schedule began; not zero after `--reset schedule`.
     pub(crate) schedule_start: u64,
+    /// The epoch at which the schedule began. Negative after `--reset data`, which sets back the epochs of the data and
+    /// not those of the schedule.
+    #[serde(default)]
+    pub(crate) schedule_epoch: i64,
     pub(crate) optimizer: String,
     pub(crate) scalars: BTreeMap<String, f64>,
     pub(crate) plan: PlanKeys,
@@ -53,6 +58,9 @@ pub(crate) struct Best {
     pub(crate) metric: String,
     pub(crate) value: f64,
     pub(crate) update: u64,
+    /// Validations since then, none of them better.
+    #[serde(default)]
+    pub(crate) since: u64,
 }
 
 impl Best {
@@ -74,6 +82,7 @@ impl State {
             task: config.run.task.clone(),
             cursor: Cursor::default(),
             schedule_start: 0,
+            schedule_epoch: 0,
             optimizer: config.optim.name.as_str().to_owned(),
             scalars: BTreeMap::new(),
             plan: PlanKeys {
@@ -93,6 +102,15 @@ impl State {
         if self.cursor.update_in_epoch == 0 { self.cursor.epoch.max(1) } else { self.cursor.epoch + 1 }
     }
 
+    /// Where the schedule stands when the data stands at `cursor`.
+    pub(crate) fn position(&self, cursor: &Cursor) -> Position {
+        let epoch = i64::try_from(cursor.epoch).unwrap_or(i64::MAX).saturating_sub(self.schedule_epoch);
+        Position {
+            update: cursor.updates.saturating_sub(self.schedule_start),
+            epoch: u64::try_from(epoch).unwrap_or_default(),
+        }
+    }
+
     /// This checkpoint's state, to go on under `now`, the state of a new run with the present config. Refuses what would
     /// silently mean something else.
     pub(crate) fn resumed(mut self, now: &State, reset: Reset) -> Result<State, String> {
@@ -106,6 +124,8 @@ impl State {
             return Err(format!("it is of the task {}, the config says {}", self.task, now.task));
         }
         if reset.data {
+            let epochs = i64::try_from(self.cursor.epoch).unwrap_or(i64::MAX);
+            self.schedule_epoch = self.schedule_epoch.saturating_sub(epochs);
             (self.cursor.epoch, self.cursor.update_in_epoch) = (0, 0);
         } else {
             for (key, then, now) in self.plan.compared(&now.plan) {
@@ -129,6 +149,7 @@ impl State {
         }
         if reset.schedule {
             self.schedule_start = self.cursor.updates;
+            self.schedule_epoch = i64::try_from(self.cursor.epoch).unwrap_or(i64::MAX);
         }
         if reset.schedule || self.limits != now.limits {
             self.total_updates = None;
@@ -162,6 +183,7 @@ mod tests {
             task: "images".to_owned(),
             cursor: Cursor { epoch: 2, update_in_epoch: 3, updates: 43, samples: 999 },
             schedule_start: 0,
+            schedule_epoch: 0,
             optimizer: "adam".to_owned(),
             scalars: BTreeMap::from([("step".to_owned(), 43.0)]),
             plan: PlanKeys { seed: 1, global: "64".to_owned(), curriculum_epochs: 0, data: "aa".to_owned() },
@@ -203,8 +225,22 @@ mod tests {
     }
 
     #[test]
+    fn the_schedule_stands_where_it_stood_unless_it_is_reset() {
+        let at = |reset| {
+            let resumed = state().resumed(&state(), reset).unwrap();
+            resumed.position(&resumed.cursor)
+        };
+        let stood = Position { update: 43, epoch: 2 };
+        assert_eq!(at(Reset::default()), stood);
+        assert_eq!(at(Reset { data: true, ..Reset::default() }), stood);
+        let anew = Position { update: 0, epoch: 0 };
+        assert_eq!(at(Reset { schedule: true, ..Reset::default() }), anew);
+        assert_eq!(at(Reset { schedule: true, data: true, ..Reset::default() }), anew);
+    }
+
+    #[test]
     fn what_is_better() {
-        let best = |metric: &str, value| Some(Best { metric: metric.to_owned(), value, update: 1 });
+        let best = |metric: &str, value| Some(Best { metric: metric.to_owned(), value, update: 1, since: 0 });
         let (loss, accuracy) = (Metric::lower("loss"), Metric::higher("accuracy"));
         assert!(Best::is_beaten(best("loss", 0.5).as_ref(), loss, 0.4));
         assert!(!Best::is_beaten(best("loss", 0.5).as_ref(), loss, f64::NAN));

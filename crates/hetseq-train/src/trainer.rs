@@ -1,5 +1,6 @@
 //! The loop. Every rank runs it in step: plan, agree, compute, reduce, step, observe, save.
 
+mod early_stop;
 mod milestones;
 mod saving;
 
@@ -7,9 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use hetseq_data::{Pace, Share, Split};
+use hetseq_data::{Cursor, Pace, Share, Split};
 use hetseq_metrics::{Event, Workers};
-use hetseq_optim::{Optimizer, clip_factor, global_norm, lr};
+use hetseq_optim::{Optimizer, clip_factor, global_norm};
 use hetseq_random::Key;
 
 use crate::checkpoint::{Checkpoints, Saver};
@@ -17,7 +18,7 @@ use crate::config::Config;
 use crate::crew::Crew;
 use crate::devices::LocalSum;
 use crate::error::TrainError;
-use crate::header::{self, Agreed, DeviceTime, Header};
+use crate::header::{self, Agreed, DeviceTime, Ending, Header};
 use crate::itinerary::{Itinerary, Planned};
 use crate::loader::{Loader, Order, Prepared};
 use crate::observer::{Observer, at_update};
@@ -105,14 +106,20 @@ impl<T: Task> Trainer<T> {
             self.look_after_saves()?;
             let work = self.loader.take()?;
             let agreed = self.agree(&update, &work)?;
+            if agreed.ending == Ending::Before {
+                return self.end_before();
+            }
             self.order_ahead(&update)?;
             let local = self.gradients(&update, work, &agreed)?;
             let global = self.reduce(local)?;
             self.step(&global, &agreed)?;
             self.crew.devices.load(&self.parameters)?;
-            self.state.cursor.advance(update.samples.len() as u64, update.updates_in_epoch);
+            self.state.cursor = self.after(&update);
             self.observe(&update, &global, &agreed, started);
-            self.pass_milestones(&update, agreed.stop)?;
+            self.pass_milestones(&update, &agreed)?;
+            if agreed.ending == Ending::After {
+                return self.end_after();
+            }
             if agreed.stop {
                 self.finish_saves()?;
                 self.settle()?;
@@ -126,27 +133,34 @@ impl<T: Task> Trainer<T> {
 
     /// The tiny exchange before the backward pass.
     fn agree(&mut self, update: &Planned, work: &Prepared<T>) -> Result<Agreed, TrainError> {
-        let mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+        let mut mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+        mine.ending = self.ending(update);
         self.exchange(&mine, update.samples.len() as u64)
     }
 
     fn header(&mut self, plan: u64, samples: u64, counts: Vec<u64>) -> Header {
-        let updates = self.state.cursor.updates;
-        let since = updates.saturating_sub(self.state.schedule_start);
-        let total = self.total_updates.saturating_sub(self.state.schedule_start);
         Header {
-            update: updates,
+            update: self.state.cursor.updates,
             plan,
             layout: self.crew.layout.hash(),
             samples,
             counts,
             stop: self.stop.is_set(),
-            lr: lr(&self.config.optim.schedule, self.config.optim.lr, total, since),
+            ending: Ending::No,
+            lr: self.lr_at(&self.state.cursor),
             checksum: self.pulse.checksum.take(),
             saved: self.saver.as_ref().and_then(Saver::saved),
             best: self.state.best.as_ref().map(|best| best.update),
             last: std::mem::take(&mut self.pulse.last),
         }
+    }
+
+    /// The learning rate of the update at `cursor`, which is the next one or comes after it.
+    fn lr_at(&self, cursor: &Cursor) -> f64 {
+        let ahead = cursor.updates.saturating_sub(self.state.cursor.updates);
+        let total = self.total_updates.saturating_sub(self.state.schedule_start);
+        let own = self.optimizer.relative_rate(self.optimizer.steps() + 1 + ahead);
+        own.unwrap_or_else(|| self.config.optim.scheduled_lr(total, self.state.position(cursor)))
     }
 
     fn exchange(&mut self, mine: &Header, samples: u64) -> Result<Agreed, TrainError> {
@@ -187,12 +201,17 @@ impl<T: Task> Trainer<T> {
 
     /// Order the work after `update` from the loader: its split follows from what has just been agreed.
     fn order_ahead(&mut self, update: &Planned) -> Result<(), TrainError> {
-        let mut next = self.state.cursor.clone();
-        next.advance(update.samples.len() as u64, update.updates_in_epoch);
-        self.order_at(next)
+        self.order_at(self.after(update))
     }
 
-    fn order_at(&mut self, cursor: hetseq_data::Cursor) -> Result<(), TrainError> {
+    /// Where the run will stand when `update` is done.
+    fn after(&self, update: &Planned) -> Cursor {
+        let mut next = self.state.cursor.clone();
+        next.advance(update.samples.len() as u64, update.updates_in_epoch);
+        next
+    }
+
+    fn order_at(&mut self, cursor: Cursor) -> Result<(), TrainError> {
         let Some(update) = self.itinerary.at(&cursor) else { return Ok(()) };
         let shares = self.crew.roster.share(&self.pace, self.split_of(cursor.updates), &update.tokens)?;
         self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());

@@ -13,10 +13,13 @@ mod run_dir;
 
 mod attacks;
 mod directory;
+mod early_stop;
 mod eval;
 mod exact;
 mod from_flags;
 mod help;
+mod optimizers;
+mod overrides;
 mod refusals;
 mod resume;
 mod signals;

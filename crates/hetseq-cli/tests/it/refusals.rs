@@ -60,6 +60,13 @@ fn a_wrong_value_names_what_there_is() {
     assert_refused(&train(&dir).set("checkpoint.best", "acuracy"), 2, &[best]);
     assert_refused(&train(&dir).set("optim.lr", -1), 2, &["optim.lr = -1 must be zero or more"]);
     assert_refused(&train(&dir).set("optim.name", "adm"), 2, &["unknown value `adm`. Did you mean `adam`?"]);
+    let list = "`lr` is a list, but it must be one number for this schedule";
+    assert_refused(&train(&dir).set("optim.lr", "[0.1, 0.2]"), 2, &[list]);
+    let foreign = "optimizer adam: `rho` is set, but it must be left out: it belongs to adadelta";
+    assert_refused(&train(&dir).set("optim.rho", 0.9), 2, &[foreign]);
+    assert_refused(&train(&dir).set("valid.patience", 0), 2, &["valid.patience must be at least 1"]);
+    let at_once = "run.stop_min_lr = 1 is not below optim.lr = 0.005";
+    assert_refused(&train(&dir).set("run.stop_min_lr", 1), 2, &[at_once]);
     assert!(dir.contents().is_empty(), "a refused run left something");
 }
 

@@ -40,6 +40,35 @@ impl RunDir {
         losses
     }
 
+    /// The learning rate of each update.
+    pub(crate) fn learning_rates(&self) -> BTreeMap<u64, f64> {
+        let rate = |event| match event {
+            Event::Update { update, lr, .. } => Some((update, lr)),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(rate).collect()
+    }
+
+    /// (update, key of the config) of each early end.
+    pub(crate) fn early_stops(&self) -> Vec<(u64, String)> {
+        let early = |event| match event {
+            Event::EarlyStop { update, rule, .. } => Some((update, rule)),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(early).collect()
+    }
+
+    /// (key, was, is) of what the last process group did otherwise than the checkpoint it began from.
+    pub(crate) fn changed(&self) -> Vec<(String, String, String)> {
+        let changed = |event| match event {
+            Event::Start { changed, .. } => Some(changed),
+            _ => None,
+        };
+        let text = |value: Option<String>| value.unwrap_or_default();
+        let last = self.events().into_iter().filter_map(changed).next_back().unwrap();
+        last.into_iter().map(|change| (change.key, text(change.was), text(change.is))).collect()
+    }
+
     /// The validation after `update`: loss and accuracy.
     pub(crate) fn validations(&self) -> BTreeMap<u64, (f64, f64)> {
         let valid = |event| match event {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::{Event, Sink, WorkerReport, duration, thousands};
+use crate::{Change, Event, Sink, WorkerReport, duration, thousands};
 
 pub struct Console {
     bar: Option<ProgressBar>,
@@ -83,7 +83,17 @@ impl Console {
 impl Sink for Console {
     fn event(&mut self, event: &Event) -> std::io::Result<()> {
         match event {
-            Event::Start { task, world, devices, parameters, train_samples, total_updates, resumed_at, .. } => {
+            Event::Start {
+                task,
+                world,
+                devices,
+                parameters,
+                train_samples,
+                total_updates,
+                resumed_at,
+                changed,
+                ..
+            } => {
                 self.total = *total_updates;
                 if let Some(bar) = &self.bar {
                     bar.set_length(*total_updates);
@@ -98,6 +108,10 @@ impl Sink for Console {
                 ));
                 if *resumed_at > 0 {
                     self.print(&format!("resumed after update {}", thousands(*resumed_at)));
+                }
+                for Change { key, was, is } in changed {
+                    let (was, is) = (was.as_deref().unwrap_or("not set"), is.as_deref().unwrap_or("not set"));
+                    self.print(&format!("  {key} is {is} from here on, was {was}"));
                 }
             }
             Event::Update { update, epoch, loss, grad_norm, lr, samples, seconds, .. } => {
@@ -125,6 +139,9 @@ impl Sink for Console {
             }
             Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
             Event::Warning { message } => self.print(&format!("warning: {message}")),
+            Event::EarlyStop { update, message, .. } => {
+                self.print(&format!("ending early, after update {}: {message}", thousands(*update)));
+            }
             Event::End { update, outcome, seconds } => {
                 if let Some(bar) = &self.bar {
                     bar.finish_and_clear();

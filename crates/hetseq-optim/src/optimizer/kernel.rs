@@ -1,8 +1,9 @@
-//! The loops over elements, one pass each, and the scalars they take.
+//! The loops over elements of the element-wise rules, one pass each, and the scalars they take.
 //!
 //! Scalars are computed in `f64` and rounded once. The loops use + - * / and square root in `f32`,
 //! which IEEE 754 rounds correctly everywhere, and never `mul_add`: fused and unfused machines would
-//! disagree. Called by the optimizer's step only.
+//! disagree. Called by the optimizer's step only; LAMB and Adafactor, which need sums over whole
+//! parameters between their passes, have files of their own.
 //!
 //! The algebra is that of `torch.optim`, weight decay included. A parameter without decay goes through
 //! the same loop with a decay of 0 (or a factor of 1), which leaves every finite value as it is; the
@@ -80,9 +81,32 @@ impl AdamScalars {
                 beta2: beta2 as f32,
                 one_minus_beta2: (1.0 - beta2) as f32,
                 bias2_sqrt: bias2.sqrt() as f32,
-                eps: config.eps as f32,
+                eps: config.eps() as f32,
                 step_size: (lr / bias1) as f32,
             }
+        })
+    }
+}
+
+pub(super) struct AdadeltaScalars {
+    scale: f32,
+    l2: f32,
+    rho: f32,
+    one_minus_rho: f32,
+    eps: f32,
+    lr: f32,
+}
+
+impl AdadeltaScalars {
+    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> Pair<AdadeltaScalars> {
+        let rho = config.rho();
+        Pair::new(config.weight_decay, |weight_decay| AdadeltaScalars {
+            scale,
+            l2: weight_decay as f32,
+            rho: rho as f32,
+            one_minus_rho: (1.0 - rho) as f32,
+            eps: config.eps() as f32,
+            lr,
         })
     }
 }
@@ -128,5 +152,17 @@ pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &A
         *v = *v * s.beta2 + grad * grad * s.one_minus_beta2;
         let denominator = v.sqrt() / s.bias2_sqrt + s.eps;
         *p = *p * s.keep - s.step_size * *m / denominator;
+    }
+}
+
+/// `square` is the running mean of squared gradients, `step` that of squared steps before the rate.
+#[inline(never)]
+pub(super) fn adadelta(p: &mut [f32], g: &[f32], square: &mut [f32], step: &mut [f32], s: &AdadeltaScalars) {
+    for (((p, g), square), step) in p.iter_mut().zip(g).zip(square).zip(step) {
+        let grad = *g * s.scale + *p * s.l2;
+        *square = *square * s.rho + grad * grad * s.one_minus_rho;
+        let delta = (*step + s.eps).sqrt() / (*square + s.eps).sqrt() * grad;
+        *step = *step * s.rho + delta * delta * s.one_minus_rho;
+        *p -= s.lr * delta;
     }
 }

@@ -1,31 +1,33 @@
 //! The optimizer: one step over ranges of the flat buffers, and its state for checkpoints.
 //!
 //! It owns the moments, never the parameters or gradients. It does not clip, schedule or reduce: the
-//! trainer passes the clip factor and the learning rate of the update. The loops over elements
-//! are in `kernel.rs`, the hyper-parameters in `config.rs`.
+//! trainer passes the clip factor and the learning rate of the update. Element-wise rules are loops in
+//! `kernel.rs`; LAMB and Adafactor, which measure whole parameters, have files of their own.
 
+mod adafactor;
 mod config;
 mod decay;
 mod kernel;
+mod lamb;
+mod moments;
+mod pieces;
 mod state;
+mod sweep;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-pub use config::{OptimizerConfig, OptimizerName};
+pub use config::{Eps, OptimizerConfig, OptimizerName};
 
 use crate::{Layout, OptimError};
 use decay::DecayMap;
-use kernel::{AdamScalars, SgdScalars};
+use kernel::{AdadeltaScalars, AdamScalars, SgdScalars};
+use moments::Moments;
+use pieces::Pieces;
+use sweep::Sweep;
 
-/// Elements given to a thread at a time: 128 KiB of each stream, four of which fit a 1 MiB
-/// second-level cache. It has no influence on the result, which is element by element.
-const CHUNK: usize = 32 * 1024;
-
-/// SGD, Adam or AdamW with its moments, over a whole [`Layout`].
+/// An update rule with its moments, over a whole [`Layout`].
 ///
-/// Steps are bit-identical for any number of threads, any split into ranges and any instruction set.
+/// Steps are bit-identical for any number of threads, any allowed split into ranges and any instruction set.
 /// Threads are those of the rayon pool the caller is in.
 #[derive(Debug)]
 pub struct Optimizer {
@@ -38,24 +40,11 @@ pub struct Optimizer {
     beta_powers: [f64; 2],
 }
 
-/// What an optimizer remembers of past gradients, zero before the first step.
-#[derive(Debug)]
-enum Moments {
-    None,
-    Momentum { buffer: Vec<f32> },
-    Adam { exp_avg: Vec<f32>, exp_avg_sq: Vec<f32> },
-}
-
 impl Optimizer {
     /// An optimizer before its first step; hyper-parameters out of range are refused.
     pub fn new(config: &OptimizerConfig, layout: &Layout) -> Result<Optimizer, OptimError> {
         config.validate()?;
-        let zeros = || vec![0f32; layout.len()];
-        let moments = match config.name {
-            OptimizerName::Sgd if config.momentum == 0.0 => Moments::None,
-            OptimizerName::Sgd => Moments::Momentum { buffer: zeros() },
-            OptimizerName::Adam | OptimizerName::AdamW => Moments::Adam { exp_avg: zeros(), exp_avg_sq: zeros() },
-        };
+        let moments = Moments::new(config, || Pieces::new(layout), layout.len());
         Ok(Optimizer { config: config.clone(), decay: DecayMap::new(layout), moments, steps: 0, beta_powers: [1.0; 2] })
     }
 
@@ -79,11 +68,13 @@ impl Optimizer {
 
     /// Updates the elements `range` of the layout; the buffers hold those elements only.
     ///
-    /// The ranges of one update may come in any order and cut parameters anywhere, but must not
-    /// overlap, and all take the same `scale` and `lr`.
+    /// The ranges of one update may come in any order, but must not overlap, and all take the same `scale`
+    /// and `lr`. They may cut parameters anywhere, except for LAMB and Adafactor, which measure parameters
+    /// as wholes: there a range begins and ends where a parameter does.
     ///
     /// # Panics
-    /// If the range leaves the layout, a buffer is not as long as it, or no update was begun.
+    /// If the range leaves the layout or cuts what must be whole, a buffer is not as long as the range, or
+    /// no update was begun.
     pub fn step_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &[f32], scale: f32, lr: f32) {
         assert!(self.steps > 0, "step_range before the first begin_step");
         let len = self.decay.len();
@@ -91,45 +82,55 @@ impl Optimizer {
         assert_eq!(parameters.len(), range.len(), "parameters for {range:?}");
         assert_eq!(gradients.len(), range.len(), "gradients for {range:?}");
 
-        let decay = &self.decay;
-        let chunks = parameters
-            .par_chunks_mut(CHUNK)
-            .zip(gradients.par_chunks(CHUNK))
-            .enumerate()
-            .map(|(index, (p, g))| (range.start + index * CHUNK, p, g));
+        let config = &self.config;
+        let sweep = Sweep { decay: &self.decay, start: range.start };
         match &mut self.moments {
             Moments::None => {
-                let sgd = SgdScalars::pair(&self.config, scale, lr);
-                chunks.for_each(|(start, p, g)| {
-                    for (at, decays) in decay.within(start, p.len()) {
-                        kernel::sgd(&mut p[at.clone()], &g[at], sgd.of(decays));
-                    }
-                });
+                let sgd = SgdScalars::pair(config, scale, lr);
+                sweep.run(parameters, gradients, [], |p, g, [], decays| kernel::sgd(p, g, sgd.of(decays)));
             }
             Moments::Momentum { buffer } => {
-                let sgd = SgdScalars::pair(&self.config, scale, lr);
-                let buffers = buffer[range.clone()].par_chunks_mut(CHUNK);
-                chunks.zip(buffers).for_each(|((start, p, g), b)| {
-                    for (at, decays) in decay.within(start, p.len()) {
-                        let (p, g, b) = (&mut p[at.clone()], &g[at.clone()], &mut b[at]);
-                        kernel::momentum(p, g, b, sgd.of(decays));
-                    }
+                let sgd = SgdScalars::pair(config, scale, lr);
+                let buffers = [&mut buffer[range]];
+                sweep.run(parameters, gradients, buffers, |p, g, [b], decays| {
+                    kernel::momentum(p, g, b, sgd.of(decays));
                 });
             }
             Moments::Adam { exp_avg, exp_avg_sq } => {
-                let adam = AdamScalars::pair(&self.config, self.beta_powers, scale, lr);
-                let firsts = exp_avg[range.clone()].par_chunks_mut(CHUNK);
-                let seconds = exp_avg_sq[range.clone()].par_chunks_mut(CHUNK);
-                let chunks = chunks.zip(firsts.zip(seconds));
-                chunks.for_each(|((start, p, g), (m, v))| {
-                    for (at, decays) in decay.within(start, p.len()) {
-                        let (p, g) = (&mut p[at.clone()], &g[at.clone()]);
-                        let (m, v) = (&mut m[at.clone()], &mut v[at]);
-                        kernel::adam(p, g, m, v, adam.of(decays));
-                    }
+                let adam = AdamScalars::pair(config, self.beta_powers, scale, lr);
+                let moments = [&mut exp_avg[range.clone()], &mut exp_avg_sq[range]];
+                sweep.run(parameters, gradients, moments, |p, g, [m, v], decays| {
+                    kernel::adam(p, g, m, v, adam.of(decays));
                 });
             }
+            Moments::Adadelta { square_avg, acc_delta } => {
+                let adadelta = AdadeltaScalars::pair(config, scale, lr);
+                let moments = [&mut square_avg[range.clone()], &mut acc_delta[range]];
+                sweep.run(parameters, gradients, moments, |p, g, [square, step], decays| {
+                    kernel::adadelta(p, g, square, step, adadelta.of(decays));
+                });
+            }
+            Moments::Lamb { pieces, exp_avg, exp_avg_sq } => {
+                let lamb = lamb::Scalars::new(config, self.beta_powers, scale, lr);
+                for part in pieces.parts(&range) {
+                    let (p, g) = part_of(&part, range.start, parameters, gradients);
+                    lamb::step(pieces, &part, p, g, [exp_avg, exp_avg_sq], &lamb);
+                }
+            }
+            Moments::Adafactor { pieces, moments } => {
+                let adafactor = adafactor::Scalars::new(config, self.steps, scale, lr);
+                for part in pieces.parts(&range) {
+                    let (p, g) = part_of(&part, range.start, parameters, gradients);
+                    adafactor::step(pieces, &part, p, g, moments, &adafactor);
+                }
+            }
         }
+    }
+
+    /// The learning rate of the `step`-th update, counted from 1, where the optimizer makes its own:
+    /// Adafactor with `relative_step`. The caller passes it to the step in place of a schedule's.
+    pub fn relative_rate(&self, step: u64) -> Option<f64> {
+        self.config.relative_step().then(|| adafactor::relative_rate(&self.config, step))
     }
 
     /// Updates applied since the start of training, resumed ones counted.
@@ -141,6 +142,17 @@ impl Optimizer {
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }
+}
+
+/// The elements `part` of the layout in buffers that begin with element `start`.
+fn part_of<'a>(
+    part: &Range<usize>,
+    start: usize,
+    parameters: &'a mut [f32],
+    gradients: &'a [f32],
+) -> (&'a mut [f32], &'a [f32]) {
+    let here = part.start - start..part.end - start;
+    (&mut parameters[here.clone()], &gradients[here])
 }
 
 #[cfg(test)]

@@ -5,12 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Moments, Optimizer};
+use super::Optimizer;
 use crate::{OptimError, OptimizerName};
 
-const MOMENTUM: &str = "momentum_buffer";
-const FIRST: &str = "exp_avg";
-const SECOND: &str = "exp_avg_sq";
 const STEP: &str = "step";
 const POWERS: [&str; 2] = ["beta1_power", "beta2_power"];
 
@@ -18,17 +15,15 @@ const POWERS: [&str; 2] = ["beta1_power", "beta2_power"];
 const MAX_STEPS: f64 = 9_007_199_254_740_992.0;
 
 impl Optimizer {
-    /// The moments, each as long as the layout: `momentum_buffer` for SGD with momentum, `exp_avg` and
-    /// `exp_avg_sq` for Adam and AdamW, none for plain SGD.
+    /// The moments by name: `momentum_buffer` for SGD with momentum, `exp_avg` and `exp_avg_sq` for Adam,
+    /// AdamW and LAMB, `square_avg` and `acc_delta` for Adadelta, none for plain SGD; each as long as the
+    /// layout. Adafactor has `exp_avg_sq_row` and `exp_avg_sq_col` of parameters with two or more dimensions,
+    /// one after the other, `exp_avg_sq` of the others, and `exp_avg` with `beta1`.
     pub fn state(&self) -> Vec<(String, &[f32])> {
-        match &self.moments {
-            Moments::None => Vec::new(),
-            Moments::Momentum { buffer } => vec![(MOMENTUM.into(), buffer)],
-            Moments::Adam { exp_avg, exp_avg_sq } => vec![(FIRST.into(), exp_avg), (SECOND.into(), exp_avg_sq)],
-        }
+        self.moments.slots().into_iter().map(|(name, values)| (name.to_owned(), &values[..])).collect()
     }
 
-    /// `step`, and for Adam and AdamW the running powers `beta1_power` and `beta2_power`.
+    /// `step`, and for Adam, AdamW and LAMB the running powers `beta1_power` and `beta2_power`.
     pub fn scalars(&self) -> BTreeMap<String, f64> {
         let mut scalars = BTreeMap::from([(STEP.to_owned(), self.steps as f64)]);
         if self.has_powers() {
@@ -45,15 +40,19 @@ impl Optimizer {
         scalars: BTreeMap<String, f64>,
     ) -> Result<(), OptimError> {
         let (steps, beta_powers) = self.checked_scalars(&scalars)?;
-        let moments = self.checked_moments(slots)?;
+        let mut slots = self.checked_slots(slots)?;
         self.steps = steps;
         self.beta_powers = beta_powers;
-        self.moments = moments;
+        for (name, values) in self.moments.slots_mut() {
+            if let Some(saved) = slots.remove(name) {
+                *values = saved;
+            }
+        }
         Ok(())
     }
 
     fn has_powers(&self) -> bool {
-        self.config.name != OptimizerName::Sgd
+        matches!(self.config.name, OptimizerName::Adam | OptimizerName::AdamW | OptimizerName::Lamb)
     }
 
     fn checked_scalars(&self, scalars: &BTreeMap<String, f64>) -> Result<(u64, [f64; 2]), OptimError> {
@@ -85,18 +84,15 @@ impl Optimizer {
         Ok((step as u64, beta_powers))
     }
 
-    fn checked_moments(&self, slots: Vec<(String, Vec<f32>)>) -> Result<Moments, OptimError> {
-        let used: &[&str] = match self.moments {
-            Moments::None => &[],
-            Moments::Momentum { .. } => &[MOMENTUM],
-            Moments::Adam { .. } => &[FIRST, SECOND],
-        };
-        let expected = self.decay.len();
+    /// Exactly the slots in use, by name.
+    fn checked_slots(&self, slots: Vec<(String, Vec<f32>)>) -> Result<BTreeMap<String, Vec<f32>>, OptimError> {
+        let lengths: BTreeMap<&str, usize> = self.moments.slots().into_iter().map(|(n, v)| (n, v.len())).collect();
         let mut found = BTreeMap::new();
         for (name, values) in slots {
-            if !used.contains(&name.as_str()) {
-                return Err(self.unknown(name, used));
-            }
+            let Some(&expected) = lengths.get(name.as_str()) else {
+                let used: Vec<&str> = lengths.into_keys().collect();
+                return Err(self.unknown(name, &used));
+            };
             if values.len() != expected {
                 return Err(OptimError::StateLength { name, expected, found: values.len() });
             }
@@ -105,12 +101,10 @@ impl Optimizer {
             }
             found.insert(name, values);
         }
-        let mut take = |name| found.remove(name).ok_or_else(|| self.missing(name));
-        Ok(match self.moments {
-            Moments::None => Moments::None,
-            Moments::Momentum { .. } => Moments::Momentum { buffer: take(MOMENTUM)? },
-            Moments::Adam { .. } => Moments::Adam { exp_avg: take(FIRST)?, exp_avg_sq: take(SECOND)? },
-        })
+        match lengths.keys().find(|name| !found.contains_key(**name)) {
+            Some(name) => Err(self.missing(name)),
+            None => Ok(found),
+        }
     }
 
     fn missing(&self, name: &str) -> OptimError {

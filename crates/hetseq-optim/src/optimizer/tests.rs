@@ -18,17 +18,28 @@ fn configs() -> Vec<OptimizerConfig> {
         sgd,
         named(OptimizerName::Adam),
         named(OptimizerName::AdamW),
+        named(OptimizerName::Adadelta),
+        named(OptimizerName::Lamb),
+        OptimizerConfig { always_adapt: Some(true), trust_clip: Some(true), ..named(OptimizerName::Lamb) },
+        named(OptimizerName::Adafactor),
+        OptimizerConfig { beta1: Some(0.9), scale_parameter: Some(false), ..named(OptimizerName::Adafactor) },
     ]
 }
 
+/// The first of `configs` that measures whole parameters.
+const FIRST_OF_WHOLES: usize = 6;
+
 /// Several chunks long, with parameter borders inside chunks and chunk borders inside parameters.
 fn layout() -> Layout {
-    let shapes: [(&str, &[usize]); 5] = [
+    let shapes: [(&str, &[usize]); 8] = [
         ("embed.weight", &[300, 100]),
         ("norm.gamma", &[100]),
+        ("none", &[0]),
         ("dense.weight", &[500, 100]),
         ("dense.bias", &[501]),
-        ("out.weight", &[333, 100]),
+        ("conv.weight", &[33, 40, 3, 3]),
+        ("temperature", &[]),
+        ("out.weight", &[9, 3700]),
     ];
     Layout::new(shapes.map(|(n, s)| (n.to_owned(), s.to_vec()))).unwrap()
 }
@@ -80,16 +91,47 @@ fn the_number_of_threads_changes_no_bit() {
     }
 }
 
+/// Machines of one run must agree to the last bit, whatever their instruction set: these are recorded on x86-64.
+#[test]
+fn the_bits_are_those_recorded() {
+    let layout = layout();
+    let recorded: [u64; 10] = [
+        0xcade_eabe_6c7b_44b6,
+        0x8bdc_0cc6_171d_480f,
+        0x8ccf_eea4_ac81_6f9b,
+        0x63a9_686e_dfc8_a54c,
+        0x16f8_6e36_6ded_5c93,
+        0x7a4e_db67_af4e_3a55,
+        0xa259_d473_f178_6409,
+        0xcff7_fa24_9857_167f,
+        0xe02f_470a_d3f1_e9fb,
+        0x93b3_1ba3_9f15_0ea9,
+    ];
+    let hash = |config| {
+        let mut optimizer = Optimizer::new(config, &layout).unwrap();
+        let mut parameters = noise(layout.len(), 1);
+        train(&mut optimizer, &mut parameters, 0..4);
+        let bytes: Vec<u8> = parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
+        u64::from_le_bytes(*blake3::hash(&bytes).as_bytes().first_chunk().unwrap())
+    };
+    let found: Vec<u64> = configs().iter().map(hash).collect();
+    assert_eq!(found, recorded, "{found:#018x?}");
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn any_split_into_ranges_equals_one_step(
-        which in 0usize..5,
+        which in 0..configs().len(),
         mut cuts in prop::collection::vec(0usize..=layout().len(), 0..6),
     ) {
         let (config, layout) = (&configs()[which], layout());
         let len = layout.len();
+        if which >= FIRST_OF_WHOLES {
+            let starts: Vec<usize> = layout.entries().iter().map(|entry| entry.range.start).collect();
+            cuts.iter_mut().for_each(|cut| *cut = starts[*cut % starts.len()]);
+        }
         cuts.extend([0, len]);
         cuts.sort_unstable();
         let mut whole = Optimizer::new(config, &layout).unwrap();
@@ -187,8 +229,17 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
 #[test]
 fn a_change_of_optimizer_is_told() {
     let layout = layout();
-    let [plain, _, momentum, adam, _] = configs().try_into().unwrap();
-    for (from, to) in [(&adam, &momentum), (&momentum, &adam), (&momentum, &plain), (&plain, &momentum)] {
+    let [plain, _, momentum, adam, _, adadelta, _, _, adafactor, averaged] = configs().try_into().unwrap();
+    for (from, to) in [
+        (&adam, &momentum),
+        (&momentum, &adam),
+        (&momentum, &plain),
+        (&plain, &momentum),
+        (&adam, &adadelta),
+        (&adam, &adafactor),
+        (&adafactor, &averaged),
+        (&averaged, &adafactor),
+    ] {
         let mut saved = Optimizer::new(from, &layout).unwrap();
         train(&mut saved, &mut noise(layout.len(), 1), 0..1);
         let mut other = Optimizer::new(to, &layout).unwrap();
@@ -208,6 +259,34 @@ fn only_weights_are_decayed() {
         assert!(parameters[..2].iter().all(|p| *p < 1.0), "{config:?}");
         assert_eq!(parameters[2..], [1.0; 2], "{config:?}");
     }
+}
+
+#[test]
+fn adafactor_keeps_rows_and_columns() {
+    let layout = layout();
+    let config = OptimizerConfig { name: OptimizerName::Adafactor, ..OptimizerConfig::default() };
+    let optimizer = Optimizer::new(&config, &layout).unwrap();
+    let lengths: Vec<(String, usize)> = optimizer.state().into_iter().map(|(name, s)| (name, s.len())).collect();
+    let expected = [
+        ("exp_avg_sq_row", 300 + 500 + 33 * 40 * 3 + 9),
+        ("exp_avg_sq_col", 100 + 100 + 33 * 40 * 3 + 3700),
+        ("exp_avg_sq", 100 + 501 + 1),
+    ];
+    assert_eq!(lengths, expected.map(|(name, length)| (name.to_owned(), length)));
+}
+
+#[test]
+fn adafactor_makes_its_own_rate_unless_told_not_to() {
+    let layout = Layout::new([("w".to_owned(), vec![1])]).unwrap();
+    let rate = |text: &str, step| {
+        let config: OptimizerConfig = toml::from_str(text).unwrap();
+        Optimizer::new(&config, &layout).unwrap().relative_rate(step)
+    };
+    assert_eq!(rate("name = 'adafactor'", 1), Some(0.01));
+    assert_eq!(rate("name = 'adafactor'", 40_000), Some(1.0 / 200.0));
+    assert_eq!(rate("name = 'adafactor'\nwarmup_init = true", 7), Some(7.0 * 1e-6));
+    assert_eq!(rate("name = 'adafactor'\nrelative_step = false", 1), None);
+    assert_eq!(rate("name = 'adam'", 1), None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every schedule against `transformers.optimization`.
 
-use hetseq_optim::{ScheduleConfig, lr};
+use hetseq_optim::{BaseRate, Position, ScheduleConfig, lr};
 use serde::Deserialize;
 
 const FIXTURE: &str = include_str!("../fixtures/schedules.json");
@@ -29,10 +29,11 @@ fn schedules_equal_transformers() {
     assert_eq!(fixture.cases.len(), 11);
     for case in &fixture.cases {
         let Case { config, base_lr, total_updates, points } = case;
-        config.validate(*base_lr).unwrap();
+        let base = BaseRate::Constant(*base_lr);
+        config.validate(&base).unwrap();
         assert!(points.len() >= 25, "{config:?}");
         for (update, expected) in points {
-            let found = lr(config, *base_lr, *total_updates, *update);
+            let found = lr(config, &base, *total_updates, Position { update: *update, epoch: 0 });
             let bound = RELATIVE * expected + CANCELLATION * base_lr;
             let close = (found - expected).abs() <= bound;
             assert!(close, "{config:?}, update {update}: {found} is not {expected}");

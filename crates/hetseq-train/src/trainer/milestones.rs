@@ -3,6 +3,7 @@
 
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
+use crate::header::{Agreed, Ending};
 use crate::itinerary::Planned;
 use crate::observer::at_update;
 use crate::state::Best;
@@ -13,10 +14,11 @@ use super::Trainer;
 impl<T: Task> Trainer<T> {
     /// Validate and save if they are due after the update just done. A run that stops is saved in any case; one that ends
     /// is validated and saved.
-    pub(super) fn pass_milestones(&mut self, update: &Planned, stops: bool) -> Result<(), TrainError> {
+    pub(super) fn pass_milestones(&mut self, update: &Planned, agreed: &Agreed) -> Result<(), TrainError> {
         let cursor = self.state.cursor.clone();
         let (updates, epoch, ended) = (cursor.updates, cursor.epoch, cursor.epoch != update.epoch);
-        let ends = self.itinerary.at(&cursor).is_none();
+        let (stops, ends_early) = (agreed.stop, agreed.ending == Ending::After);
+        let ends = ends_early || self.itinerary.at(&cursor).is_none();
         let is_best = (ends || self.config.valid.every.is_due(updates, epoch, ended)) && self.validate()?;
         if stops || ends || is_best || self.config.checkpoint.every.is_due(updates, epoch, ended) {
             self.save()?;
@@ -35,9 +37,11 @@ impl<T: Task> Trainer<T> {
         let value = evaluation.metric(self.best_metric.name).unwrap_or(f64::NAN);
         let is_best = Best::is_beaten(self.state.best.as_ref(), self.best_metric, value);
         if is_best {
-            let best = Best { metric: self.best_metric.name.to_owned(), value, update: updates };
+            let best = Best { metric: self.best_metric.name.to_owned(), value, update: updates, since: 0 };
             self.bests.push(best.clone());
             self.state.best = Some(best);
+        } else if let Some(best) = &mut self.state.best {
+            best.since += 1;
         }
         self.observer.tell(&evaluation.event(updates, self.state.epoch_shown()));
         Ok(is_best)

@@ -1,0 +1,79 @@
+//! What a resume does with other settings of the optimizer: the state is the checkpoint's, the settings are today's, and
+//! what changed is told.
+
+use fs_err as fs;
+
+use crate::cluster::codes;
+use crate::reference::shipped;
+use crate::run_dir::RunDir;
+
+fn change(key: &str, was: &str, is: &str) -> (String, String, String) {
+    (key.to_owned(), was.to_owned(), is.to_owned())
+}
+
+/// The shipped schedule warms up for 50 updates: the rate of an update, counted from 1, below a base rate.
+fn warming(base: f64, update: u64) -> f64 {
+    base * ((update - 1) as f64 / 50.0)
+}
+
+#[test]
+fn overrides_count_from_the_resume_on() {
+    let dir = RunDir::new();
+    shipped(&dir, 4).succeed();
+    let job = shipped(&dir, 6).ranks(2).arg("--optimizer-overrides").arg("{'lr': 1e-3, 'betas': (0.9, 0.98)}");
+    let ended = job.run();
+    assert_eq!(codes(&ended), [Some(0); 2], "{ended:#?}");
+    assert!(ended[0].stderr.contains("optim.lr is 0.001 from here on, was 0.005"), "{}", ended[0].stderr);
+    let expected = [
+        change("optim.betas", "[0.9, 0.999]", "[0.9, 0.98]"),
+        change("optim.lr", "0.005", "0.001"),
+        change("run.max_updates", "4", "6"),
+    ];
+    assert_eq!(dir.changed(), expected);
+    let rates = dir.learning_rates();
+    assert_eq!((rates[&4], rates[&5]), (warming(0.005, 4), warming(0.001, 5)));
+    // The run's own config has them; the file that was typed has not, and counts again when it is used.
+    assert!(fs::read_to_string(dir.path().join("config.toml")).unwrap().contains("lr = 0.001"));
+    shipped(&dir, 7).succeed();
+    assert_eq!(dir.changed().len(), 3);
+    assert_eq!(dir.learning_rates()[&7], warming(0.005, 7));
+}
+
+#[test]
+fn a_changed_config_counts_as_well() {
+    let dir = RunDir::new();
+    shipped(&dir, 4).succeed();
+    shipped(&dir, 5).set("optim.lr", 0.002).set("optim.weight_decay", 0.1).succeed();
+    let expected = [
+        change("optim.lr", "0.005", "0.002"),
+        change("optim.weight_decay", "0.0", "0.1"),
+        change("run.max_updates", "4", "5"),
+    ];
+    assert_eq!(dir.changed(), expected);
+    assert_eq!(dir.learning_rates()[&5], warming(0.002, 5));
+    // The moments went on: a reset would have begun to count their steps again.
+    let state = fs::read_to_string(dir.checkpoint("step-5/trainer/state.json")).unwrap();
+    assert!(state.contains("\"step\": 5.0"), "{state}");
+}
+
+#[test]
+fn overrides_need_something_to_go_on_from_and_all_ranks() {
+    let dir = RunDir::new();
+    let refused = shipped(&dir, 4).arg("--optimizer-overrides").arg("lr=0.001").run().remove(0);
+    assert_eq!(refused.code(), Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("but this would be a new run"), "{}", refused.stderr);
+    // `{}` is what fairseq's scripts pass for none.
+    shipped(&dir, 4).arg("--optimizer-overrides").arg("{}").succeed();
+    let ended = shipped(&dir, 6).ranks(2).arg_on(1, "--optimizer-overrides").arg_on(1, "lr=0.001").run();
+    assert_eq!(codes(&ended), [Some(2); 2], "{ended:#?}");
+    assert!(ended[0].stderr.contains("optim.lr: 0.005 here, 0.001 on rank 1"), "{}", ended[0].stderr);
+    for (text, told) in [
+        ("lrr=1", "--optimizer-overrides lrr=1: unknown key `lrr`. Did you mean `lr`?"),
+        ("name=sgd", "add --reset optimizer"),
+        ("lr=fast", "`fast` is not a number"),
+    ] {
+        let refused = shipped(&dir, 6).arg("--optimizer-overrides").arg(text).run().remove(0);
+        assert_eq!(refused.code(), Some(2), "{refused:?}");
+        assert!(refused.stderr.contains(told), "{text}: {}", refused.stderr);
+    }
+}

@@ -1,0 +1,144 @@
+//! The end of a run before its last planned update: the learning rate has become too small (`run.stop_min_lr`), or
+//! validation no longer improves (`valid.patience`).
+//!
+//! Rank 0 decides, and the header of each update tells the others, so that all end after the same one. What it decides
+//! on is in the config and in checkpoints: a run that ended early and is started again ends again, and one that was
+//! interrupted ends where it would have ended.
+
+use hetseq_data::Cursor;
+use hetseq_metrics::Event;
+use hetseq_optim::Position;
+
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::header::Ending;
+use crate::itinerary::Planned;
+use crate::state::Best;
+use crate::task::Task;
+
+use super::{End, Trainer};
+
+/// Why a run ends early.
+#[derive(Debug, Clone, PartialEq)]
+struct EarlyStop {
+    /// The key of the config that says so.
+    rule: &'static str,
+    message: String,
+}
+
+/// A rate of `lr` for the update at `at` is too small to go on. Warm-up, which begins at 0, does not count.
+fn too_small<C>(config: &Config<C>, at: Position, lr: f64) -> Option<EarlyStop> {
+    let least = config.run.stop_min_lr?;
+    let is_warm = at.update >= config.optim.schedule().warmup_updates;
+    (is_warm && lr <= least).then(|| EarlyStop {
+        rule: "run.stop_min_lr",
+        message: format!("the learning rate has fallen to {lr:e}, and run.stop_min_lr = {least:e}; lower it to go on"),
+    })
+}
+
+/// The last validations did not improve on the best one. A best by another metric than today's says nothing.
+fn out_of_patience<C>(config: &Config<C>, best: Option<&Best>, metric: &str) -> Option<EarlyStop> {
+    let patience = config.valid.patience?;
+    let best = best.filter(|best| best.metric == metric && best.since >= patience)?;
+    let Best { value, update, since, .. } = best;
+    let validations = if *since == 1 { "validation has".to_owned() } else { format!("{since} validations have") };
+    Some(EarlyStop {
+        rule: "valid.patience",
+        message: format!(
+            "the last {validations} not improved on {metric} {value:.6} of update {update}, and valid.patience = \
+             {patience}; raise it to go on"
+        ),
+    })
+}
+
+impl<T: Task> Trainer<T> {
+    /// Why the run ends early when it stands at `cursor`.
+    fn early_stop(&self, cursor: &Cursor) -> Option<EarlyStop> {
+        let small = || too_small(&self.config, self.state.position(cursor), self.lr_at(cursor));
+        out_of_patience(&self.config, self.state.best.as_ref(), self.best_metric.name).or_else(small)
+    }
+
+    /// Whether the run ends before or after `update`, the next one.
+    pub(super) fn ending(&self, update: &Planned) -> Ending {
+        if self.early_stop(&self.state.cursor).is_some() {
+            Ending::Before
+        } else if self.early_stop(&self.after(update)).is_some() {
+            Ending::After
+        } else {
+            Ending::No
+        }
+    }
+
+    /// After the header of an update that will not be done: what the last one has left to do. It was validated, since
+    /// patience ran out there, unless this process did none.
+    pub(super) fn end_before(&mut self) -> Result<End, TrainError> {
+        if self.pulse.done > 0 {
+            self.save()?;
+        }
+        self.finish_saves()?;
+        self.tell_early_stop();
+        self.tell_workers();
+        // The header was the last exchange; with this one all ranks end as rank 0 does, saved or not.
+        self.crew.group.barrier()?;
+        Ok(End::Finished)
+    }
+
+    /// After an update that was known to be the last, validated and saved.
+    pub(super) fn end_after(&mut self) -> Result<End, TrainError> {
+        self.finish_saves()?;
+        self.tell_early_stop();
+        self.settle()?;
+        Ok(End::Finished)
+    }
+
+    fn tell_early_stop(&mut self) {
+        if let Some(EarlyStop { rule, message }) = self.early_stop(&self.state.cursor) {
+            let update = self.state.cursor.updates;
+            self.observer.tell(&Event::EarlyStop { update, rule: rule.to_owned(), message });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::ConfigSource;
+
+    const TEXT: &str = "[run]\ntask = 'toy'\nmax_updates = 9\n[task]\n[batch]\nglobal = 8\n[optim]\nname = 'sgd'\n\
+                        lr = 0.1\nschedule = { kind = 'cosine', warmup_updates = 4 }\n";
+
+    fn config(sets: &[&str]) -> Config<toml::Table> {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        ConfigSource::from_text("toy.toml", TEXT.to_owned(), &sets).parse().unwrap()
+    }
+
+    fn best(since: u64) -> Best {
+        Best { metric: "loss".to_owned(), value: 0.25, update: 30, since }
+    }
+
+    #[test]
+    fn a_small_rate_ends_a_run_but_not_its_warm_up() {
+        let stops = |config: &Config<_>, update, lr| too_small(config, Position { update, epoch: 0 }, lr).is_some();
+        let config_with = config(&["run.stop_min_lr=0.01"]);
+        assert!(!stops(&config_with, 0, 0.0));
+        assert!(!stops(&config_with, 3, 0.01));
+        assert!(!stops(&config_with, 4, 0.0101));
+        assert!(stops(&config_with, 4, 0.01));
+        assert!(stops(&config_with, 9, 0.0));
+        assert!(!stops(&config(&[]), 9, 0.0));
+    }
+
+    #[test]
+    fn patience_counts_validations_since_the_best() {
+        let config_with = config(&["valid.patience=2"]);
+        let stops = |best: &Best, metric| out_of_patience(&config_with, Some(best), metric).is_some();
+        assert!(!stops(&best(1), "loss"));
+        assert!(stops(&best(2), "loss"));
+        assert!(stops(&best(3), "loss"));
+        assert!(!stops(&best(2), "accuracy"));
+        assert_eq!(out_of_patience(&config_with, None, "loss"), None);
+        assert_eq!(out_of_patience(&config(&[]), Some(&best(9)), "loss"), None);
+        let told = out_of_patience(&config_with, Some(&best(2)), "loss").unwrap().message;
+        assert!(told.starts_with("the last 2 validations have not improved on loss 0.250000 of update 30"), "{told}");
+    }
+}
