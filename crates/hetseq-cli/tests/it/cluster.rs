@@ -223,12 +223,6 @@ impl Cluster {
         });
     }
 
-    /// Until a process has said `words` on standard error.
-    pub(crate) fn wait_for_words(&mut self, member: usize, words: &str) {
-        let log = self.log(member, "err");
-        self.wait_until(words, || fs::read_to_string(&log).is_ok_and(|text| text.contains(words)));
-    }
-
     /// Send a signal, by name. (`sh`, because the call itself is unsafe in Rust.)
     pub(crate) fn signal(&self, member: usize, signal: &str) {
         let pid = self.members[member].id();

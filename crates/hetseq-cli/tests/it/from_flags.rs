@@ -5,14 +5,14 @@ use fs_err as fs;
 use crate::cluster::Job;
 use crate::run_dir::RunDir;
 
-/// The line that the original documents for MNIST on one machine, with another optimizer and two epochs.
+/// The line that the original documents for MNIST on one machine, for two epochs.
 const LINE: &str = "DIST=.
     python3 ${DIST}/train.py  \\
-        --task mnist  --optimizer adam --lr-scheduler PolynomialDecayScheduler  \\
+        --task mnist  --optimizer adadelta --lr-scheduler PolynomialDecayScheduler  \\
         --data ${DIST}  --clip-norm 100 \\
         --max-sentences 64  --fast-stat-sync --max-epoch 2 --update-freq 1  \\
         --valid-subset test --num-workers 4 \\
-        --warmup-updates 0  --total-num-update 50000 --lr 0.002  \\
+        --warmup-updates 0  --total-num-update 50000 --lr 1.01  \\
         --distributed-world-size 1 --device-id 0 --save-dir mnist_single_node";
 
 fn convert(dir: &RunDir, line: &str) -> Job {

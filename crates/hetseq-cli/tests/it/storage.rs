@@ -350,7 +350,7 @@ mod with_mounts {
         cluster.wait_until("an update", || text().contains("\"update\":2,"));
         // Ends in an error, as it must.
         _ = fs::write(run.join("ballast"), vec![0; 100_000]);
-        cluster.wait_for_words(0, "The run goes on, without the events that metrics.jsonl cannot take");
+        cluster.wait_for_words("The run goes on, without the events that metrics.jsonl cannot take");
         fs::remove_file(run.join("ballast")).unwrap();
         let ended = cluster.wait(SOON).remove(0);
         assert_eq!(ended.code(), Some(0), "{ended:#?}");
