@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_best_that_could_not_be_written_gives_way_to_the_one_before_it() {
-        let best = |update: u64| Best { metric: "loss".to_owned(), value: 1.0 / update as f64, update };
+        let best = |update: u64| Best { metric: "loss".to_owned(), value: 1.0 / update as f64, update, since: 0 };
         let bests = [best(4), best(6)];
         assert_eq!(best_but(&bests, None), Some(&bests[1]));
         assert_eq!(best_but(&bests, Some(6)), Some(&bests[0]));
