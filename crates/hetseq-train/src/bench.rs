@@ -10,10 +10,9 @@ use hetseq_random::Key;
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::crew::{layout_of, open};
+use crate::crew::{initial_of, layout_of, open};
 use crate::devices::{Devices, parse_devices};
 use crate::error::TrainError;
-use crate::flat;
 use crate::header::scales;
 use crate::loader::{Loader, Order};
 use crate::task::{Task, Which};
@@ -51,7 +50,7 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
     let devices = Devices::start(&task, &layout, &specs, 1.0, config.comm.progress())?;
     let loader = Loader::start(task.clone(), config.run.seed, config.comm.progress())?;
     let mut optimizer = Optimizer::new(&config.optim.optimizer(), &layout)?;
-    let mut parameters: Arc<Vec<f32>> = Arc::new(flat::initial::<T::Model>(&layout, config.run.seed));
+    let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, config.run.seed));
     let samples = task.costs(Which::Train).samples() as u32;
     let order = || {
         let ids: Vec<u32> = (0..request.batch as u32).map(|i| i % samples).collect();

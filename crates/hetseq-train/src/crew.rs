@@ -79,6 +79,11 @@ pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
     }
 }
 
+/// The parameters that a run starts from.
+pub(crate) fn initial_of<T: Task>(task: &T, layout: &Layout, seed: u64) -> Vec<f32> {
+    flat::initial(&task.model(&Device::flex()), layout, seed)
+}
+
 fn comm_options(comm: &Comm, options: &RunOptions) -> Options {
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),

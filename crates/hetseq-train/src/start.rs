@@ -10,9 +10,8 @@ use hetseq_optim::Optimizer;
 
 use crate::checkpoint::{self, Checkpoints, Restored};
 use crate::config::{Config, Resume};
-use crate::crew::Crew;
+use crate::crew::{Crew, initial_of};
 use crate::error::TrainError;
-use crate::flat;
 use crate::itinerary::Itinerary;
 use crate::loader::Loader;
 use crate::observer::{Observer, move_aside, write_run_files};
@@ -163,7 +162,7 @@ fn find_origin<T: Task>(
     }
     checkpoints.prepare()?;
     let Some(path) = path else {
-        let parameters = flat::initial::<T::Model>(&crew.layout, config.run.seed);
+        let parameters = initial_of(&*crew.task, &crew.layout, config.run.seed);
         return Ok(Restored { parameters, slots: Vec::new(), state: fresh.clone() });
     };
     let mut restored = checkpoint::load(&path, &crew.layout)?;

@@ -107,7 +107,7 @@ impl Task for ImageTask {
     }
 
     fn model(&self, device: &Device) -> ConvNet {
-        ConvNet::new(self.train.images.height, self.train.images.width, self.classes, device)
+        ConvNet::new(1, self.train.images.height, self.train.images.width, self.classes, device)
     }
 
     fn collate(&self, samples: &Samples<'_>) -> Result<ImageBatch, TaskError> {
