@@ -14,7 +14,7 @@ use crate::crew::{initial_of, layout_of, open};
 use crate::devices::{Devices, parse_devices};
 use crate::error::TrainError;
 use crate::header::scales;
-use crate::loader::{Loader, Order};
+use crate::loader::{self, Loader, Order};
 use crate::task::{Task, Which};
 
 /// What to time.
@@ -48,7 +48,8 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
     let specs =
         parse_devices(&request.devices, cores).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
     let devices = Devices::start(&task, &layout, &specs, 1.0, config.comm.progress())?;
-    let loader = Loader::start(task.clone(), config.run.seed, config.comm.progress())?;
+    let pool = loader::pool(config.run.loader_threads, &specs, cores)?;
+    let loader = Loader::start(&task, config.run.seed, &pool, config.comm.progress())?;
     let mut optimizer = Optimizer::new(&config.optim.optimizer(), &layout)?;
     let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, config.run.seed));
     let samples = task.costs(Which::Train).samples() as u32;

@@ -8,12 +8,14 @@ use std::time::Duration;
 use burn::tensor::Device;
 use hetseq_comm::{Group, Options};
 use hetseq_optim::Layout;
+use rayon::ThreadPool;
 
 use crate::config::{Comm, Config};
 use crate::devices::{Devices, parse_devices};
 use crate::error::TrainError;
 use crate::flat;
 use crate::identity::identity;
+use crate::loader;
 use crate::roster::{Member, Roster};
 use crate::run::RunOptions;
 use crate::task::{Task, TaskError, Which};
@@ -24,6 +26,7 @@ pub(crate) struct Crew<T: Task> {
     pub(crate) devices: Devices<T>,
     pub(crate) group: Group,
     pub(crate) roster: Roster,
+    pub(crate) loader_pool: Arc<ThreadPool>,
 }
 
 impl<T: Task> Crew<T> {
@@ -42,6 +45,7 @@ impl<T: Task> Crew<T> {
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
         let slowdown = config.emulate.slowdown.get(options.place.rank).copied().unwrap_or(1.0);
         let devices = Devices::start(&task, &layout, &specs, slowdown, config.comm.progress())?;
+        let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, config, &task.fingerprint(), &layout)?;
         let mut group = Group::join(&options.place, &identity, &comm_options(&config.comm, options))?;
         let members: Vec<Member> = devices
@@ -54,7 +58,7 @@ impl<T: Task> Crew<T> {
             })
             .collect();
         let roster = Roster::exchange(&mut group, &members)?;
-        Ok(Crew { task, layout, devices, group, roster })
+        Ok(Crew { task, layout, devices, group, roster, loader_pool })
     }
 }
 

@@ -18,6 +18,7 @@ use crate::observer::{Observer, move_aside, write_run_files};
 use crate::run::{RunOptions, check_exists, run_dir};
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
+use crate::skips::Skips;
 use crate::state::State;
 use crate::task::{Metric, Task, Which};
 use crate::trainer::{Pulse, Trainer};
@@ -77,8 +78,8 @@ impl<T: Task> Start<T> {
             optimizer,
             itinerary,
             checkpoints,
-            loader: Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?,
-            valid_loader: Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?,
+            loader: Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?,
+            valid_loader: Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?,
             lock,
         })
     }
@@ -101,7 +102,8 @@ impl<T: Task> Start<T> {
             last_saved: Some(self.state.cursor.updates).filter(|&updates| updates > 0),
             best_metric,
             _lock: self.lock,
-            pulse: Pulse::beginning_at(self.state.cursor.updates),
+            pulse: Pulse::beginning_at(&self.state.cursor),
+            skips: Skips::default(),
             parameters: Arc::new(self.parameters),
             config_text: self.config_text,
             state: self.state,

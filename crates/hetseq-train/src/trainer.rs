@@ -4,10 +4,10 @@ mod milestones;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hetseq_comm::Shards;
-use hetseq_data::{Pace, Share, Split};
+use hetseq_data::{Cursor, Pace, Share, Split};
 use hetseq_metrics::{Event, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm, lr};
 use hetseq_random::Key;
@@ -24,8 +24,9 @@ use crate::observer::{Observer, at_update};
 use crate::roster::undecodable;
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
+use crate::skips::{self, Skips};
 use crate::state::State;
-use crate::task::{Metric, Task, Term, Which};
+use crate::task::{Metric, Task, TaskError, Term, Which};
 
 pub(crate) struct Trainer<T: Task> {
     pub(crate) crew: Crew<T>,
@@ -45,6 +46,7 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) pace: Pace,
     pub(crate) pulse: Pulse,
     pub(crate) workers: Workers,
+    pub(crate) skips: Skips,
     /// What `checkpoint.best` names.
     pub(crate) best_metric: Metric,
     /// The update that the last checkpoint was taken after, here or where this run was resumed from.
@@ -61,14 +63,18 @@ pub(crate) struct Pulse {
     last: Vec<DeviceTime>,
     last_seconds: f64,
     checksum: Option<u64>,
+    /// What the loader is to prepare next.
+    to_order: Cursor,
     /// Where this process group began, and how many updates it has done.
     first: u64,
     done: u64,
+    /// How long these updates waited for samples, in all.
+    pub(crate) data_wait_s: f64,
 }
 
 impl Pulse {
-    pub(crate) fn beginning_at(updates: u64) -> Self {
-        Pulse { first: updates, ..Pulse::default() }
+    pub(crate) fn beginning_at(cursor: &Cursor) -> Self {
+        Pulse { first: cursor.updates, to_order: cursor.clone(), ..Pulse::default() }
     }
 }
 
@@ -93,12 +99,15 @@ impl<T: Task> Trainer<T> {
             self.observer.tell(&Event::Warning { message: nothing_to_do(self.state.cursor.updates) });
         }
         self.crew.devices.load(&self.parameters)?;
-        self.order_at(self.state.cursor.clone())?;
+        for _ in 0..self.config.run.prefetch {
+            self.order_next()?;
+        }
         while let Some(update) = self.itinerary.at(&self.state.cursor) {
             let started = Instant::now();
             let work = self.loader.take()?;
-            let agreed = self.agree(&update, &work)?;
-            self.order_ahead(&update)?;
+            let agreed = self.agree(&update, &work, started.elapsed())?;
+            self.note_skipped(&update, &agreed)?;
+            self.order_next()?;
             let local = self.gradients(&update, work, &agreed)?;
             let global = self.reduce(local)?;
             self.step(&global, &agreed)?;
@@ -116,9 +125,30 @@ impl<T: Task> Trainer<T> {
     }
 
     /// The tiny exchange before the backward pass.
-    fn agree(&mut self, update: &Planned, work: &Prepared<T>) -> Result<Agreed, TrainError> {
-        let mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+    fn agree(&mut self, update: &Planned, work: &Prepared<T>, wait: Duration) -> Result<Agreed, TrainError> {
+        let mut mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+        mine.data_wait_micros = wait.as_micros() as u64;
+        mine.skipped = skips::to_tell(work.skipped.clone(), &self.crew.group);
         self.exchange(&mine, update.samples.len() as u64)
+    }
+
+    /// Says which samples could not be read. If that is all of them, something else is wrong than a file here and there;
+    /// all ranks see it in the same headers and stop together.
+    fn note_skipped(&mut self, update: &Planned, agreed: &Agreed) -> Result<(), TrainError> {
+        for message in self.skips.note(Which::Train, &agreed.skipped) {
+            self.observer.tell(&Event::Warning { message });
+        }
+        match agreed.skipped.first() {
+            Some(first) if agreed.skipped.len() == update.samples.len() => {
+                let reason = format!(
+                    "none of the {} samples of an update could be read: {}",
+                    update.samples.len(),
+                    first.reason
+                );
+                Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn header(&mut self, plan: u64, samples: u64, counts: Vec<u64>) -> Header {
@@ -135,6 +165,8 @@ impl<T: Task> Trainer<T> {
             lr: lr(&self.config.optim.schedule, self.config.optim.lr, total, since),
             checksum: self.pulse.checksum.take(),
             last: std::mem::take(&mut self.pulse.last),
+            data_wait_micros: 0,
+            skipped: Vec::new(),
         }
     }
 
@@ -170,16 +202,13 @@ impl<T: Task> Trainer<T> {
         TrainError::Disagreement { update: self.state.cursor.updates, what, detail, last: self.last_checkpoint() }
     }
 
-    /// Order the work after `update` from the loader: its split follows from what has just been agreed.
-    fn order_ahead(&mut self, update: &Planned) -> Result<(), TrainError> {
-        let mut next = self.state.cursor.clone();
-        next.advance(update.samples.len() as u64, update.updates_in_epoch);
-        self.order_at(next)
-    }
-
-    fn order_at(&mut self, cursor: hetseq_data::Cursor) -> Result<(), TrainError> {
-        let Some(update) = self.itinerary.at(&cursor) else { return Ok(()) };
-        let shares = self.crew.roster.share(&self.pace, self.split_of(cursor.updates), &update.tokens)?;
+    /// Order the next update from the loader, `run.prefetch` updates ahead: its split follows from what has been agreed so
+    /// far, on every rank the same.
+    fn order_next(&mut self) -> Result<(), TrainError> {
+        let Some(update) = self.itinerary.at(&self.pulse.to_order) else { return Ok(()) };
+        let split = self.split_of(self.pulse.to_order.updates);
+        self.pulse.to_order.advance(update.samples.len() as u64, update.updates_in_epoch);
+        let shares = self.crew.roster.share(&self.pace, split, &update.tokens)?;
         self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());
         let devices = self.crew.roster.my_micro_batches(&shares, &update.samples);
         self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
@@ -247,6 +276,8 @@ impl<T: Task> Trainer<T> {
         let every = self.config.run.checksum_every;
         self.pulse.checksum = (every > 0 && updates.is_multiple_of(every)).then(|| checksum(&self.parameters));
         self.pulse.last_seconds = started.elapsed().as_secs_f64();
+        let data_wait_s = agreed.data_wait_micros as f64 * 1e-6;
+        self.pulse.data_wait_s += data_wait_s;
         self.pulse.done += 1;
         if self.observer.is_telling() {
             let (loss, terms) = self.losses(global, agreed);
@@ -259,6 +290,7 @@ impl<T: Task> Trainer<T> {
                 grad_norm: global.norm,
                 lr: agreed.lr,
                 seconds: self.pulse.last_seconds,
+                data_wait_s,
                 checksum: self.pulse.checksum.map(|sum| format!("{sum:016x}")),
             });
         }

@@ -10,7 +10,7 @@ use crate::evaluate::evaluate;
 use crate::itinerary::Planned;
 use crate::observer::at_update;
 use crate::state::Best;
-use crate::task::Task;
+use crate::task::{Task, Which};
 
 use super::{Trainer, checksum};
 
@@ -40,6 +40,9 @@ impl<T: Task> Trainer<T> {
         let is_best = Best::is_beaten(self.state.best.as_ref(), self.best_metric, value);
         if is_best {
             self.state.best = Some(Best { metric: self.best_metric.name.to_owned(), value, update: updates });
+        }
+        for message in self.skips.note(Which::Valid, &evaluation.skipped) {
+            self.observer.tell(&Event::Warning { message });
         }
         self.observer.tell(&evaluation.event(updates, self.state.epoch_shown()));
         Ok(is_best)

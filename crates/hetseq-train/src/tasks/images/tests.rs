@@ -76,7 +76,7 @@ fn loss_and_gradients_are_those_of_pytorch() {
     let jobs: Vec<Job<ImageTask>> = [vec![0, 1, 2, 3], vec![4, 5]]
         .into_iter()
         .map(|ids| {
-            let batch = task.collate(&Samples { which: Which::Train, ids: &ids, epoch_key: Key::root(0) }).unwrap();
+            let batch = task.collate(&Samples::new(Which::Train, &ids, Key::root(0))).unwrap();
             Job { samples: ids, batch }
         })
         .collect();
