@@ -229,6 +229,7 @@ pub(crate) struct BenchStepArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum PrepArgs {
     Digits(PrepDigitsArgs),
+    ImageFolder(PrepImageFolderArgs),
 }
 
 /// Draw digits and write them as idx files in the layout of MNIST: data to try things with, without a download.
@@ -245,6 +246,27 @@ pub(crate) struct PrepDigitsArgs {
     /// Other drawings for another seed
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+/// Draw coloured digits and write them as PNG and JPEG files in class folders (train/<class>/ and valid/<class>/).
+#[derive(Debug, Args)]
+pub(crate) struct PrepImageFolderArgs {
+    /// Where to write the folders `train` and `valid`
+    pub(crate) dir: PathBuf,
+    /// How many training images
+    #[arg(long, default_value_t = 3000, value_parser = at_least_one_each())]
+    pub(crate) train: u32,
+    /// How many images to validate on
+    #[arg(long, default_value_t = 500, value_parser = at_least_one_each())]
+    pub(crate) valid: u32,
+    /// Other drawings for another seed
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// Of ten classes.
+fn at_least_one_each() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(10..)
 }
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {

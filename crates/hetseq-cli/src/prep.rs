@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use hetseq_data::source::{digits, idx};
+use hetseq_data::source::{digits, folder, idx};
 
-use crate::args::{PrepArgs, PrepDigitsArgs};
+use crate::args::{PrepArgs, PrepDigitsArgs, PrepImageFolderArgs, UsageError};
 use crate::output::print_line;
 
 pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
@@ -13,9 +13,22 @@ pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
         PrepArgs::Digits(PrepDigitsArgs { dir, train, test, seed }) => {
             write_digits(dir, *train as usize, *test as usize, *seed)?;
             print_line(&format!("{}: {train} training and {test} test images of drawn digits", dir.display()));
-            Ok(ExitCode::SUCCESS)
+        }
+        PrepArgs::ImageFolder(PrepImageFolderArgs { dir, train, valid, seed }) => {
+            // What an earlier call left would stay beside it, and nobody could tell which file is whose.
+            if folder::is_here(dir) {
+                return Err(UsageError(format!(
+                    "{} has a folder `train` already; name a new directory",
+                    dir.display()
+                ))
+                .into());
+            }
+            folder::draw::write(&dir.join("valid"), !seed, *valid as usize)?;
+            folder::draw::write(&dir.join("train"), *seed, *train as usize)?;
+            print_line(&format!("{}: {train} training and {valid} validation images in class folders", dir.display()));
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Drawn digits as idx files; the test images are other drawings.

@@ -1,7 +1,11 @@
-//! Keyed augmentation of a grey image on the host: a small shift and a small rotation.
+//! Keyed augmentation on the host. Here: a small shift and a small rotation of a grey image. In [`view`] and [`resample`]:
+//! crops, flips and scaling of coloured pictures.
 //!
 //! A pure function of (key, image): the same sample in the same epoch is moved the same way on whatever machine it lands,
 //! as only + - * / and `libm` are used. It runs while a micro-batch is put together; it is no image library.
+
+pub mod resample;
+pub mod view;
 
 use hetseq_random::Key;
 use serde::{Deserialize, Serialize};

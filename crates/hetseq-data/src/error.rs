@@ -79,6 +79,44 @@ pub enum DataError {
     TooManyLabels { path: PathBuf, labels: usize },
 
     #[error(
+        "{0} has no folder `train`; put the images of each class in {0}/train/<class>/ and those to validate on in \
+         {0}/valid/<class>/",
+        .dir.display()
+    )]
+    NoTrainFolder { dir: PathBuf },
+
+    #[error("{} holds no class folders; put the images of each class in a folder of its own there", .dir.display())]
+    NoClasses { dir: PathBuf },
+
+    #[error(
+        "the class folder {} holds no PNG or JPEG files ({other_files} others); put images there or remove the folder",
+        .dir.display()
+    )]
+    EmptyClass { dir: PathBuf, other_files: usize },
+
+    #[error(
+        "{} is a class that the training images in {} do not have; rename or remove it, or add training images of it",
+        .dir.display(),
+        .train.display()
+    )]
+    UnknownClass { dir: PathBuf, train: PathBuf },
+
+    #[error("{} is a link to a folder that it lies in; remove it", .path.display())]
+    LinkLoop { path: PathBuf },
+
+    #[error("{} is not an image that can be read: {reason}; replace or remove it", .path.display())]
+    NotAnImage { path: PathBuf, reason: String },
+
+    #[error("{} is a truncated {format} file ({bytes} bytes); copy it again or remove it", .path.display())]
+    TruncatedImage { path: PathBuf, format: &'static str, bytes: usize },
+
+    #[error(
+        "{} announces {width} x {height} pixels; more than {limit_pixels} are not unpacked: scale it down or remove it",
+        .path.display()
+    )]
+    ImageTooLarge { path: PathBuf, width: u32, height: u32, limit_pixels: u64 },
+
+    #[error(
         "cannot draw {count} digits of {size} x {size} pixels: they are kept in memory, so that is at least one \
          pixel and at most {limit_bytes} bytes; ask for fewer or smaller ones"
     )]

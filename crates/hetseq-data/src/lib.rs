@@ -40,9 +40,12 @@ pub mod share;
 pub mod source;
 
 pub use augment::Augment;
+pub use augment::resample::{Normal, resample};
+pub use augment::view::{Crop, View};
 pub use cursor::Cursor;
 pub use error::DataError;
 pub use pace::{Pace, Split};
 pub use plan::{Costs, EpochPlan, GlobalBatch, Padding, PlanSpec, Update};
 pub use share::{DeviceLoad, Share, share};
+pub use source::picture::Picture;
 pub use source::{Images, LabelledImages};

@@ -1,9 +1,11 @@
 //! Where samples come from. One file per kind of source; each yields plain bytes and counts, nothing trained or random.
 //!
-//! Tasks call these once, when a run starts.
+//! Tasks call these when a run starts; `picture` also while it goes on.
 
 pub mod digits;
+pub mod folder;
 pub mod idx;
+pub mod picture;
 
 /// Grey images of one size, one byte per pixel, row by row, one image after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]

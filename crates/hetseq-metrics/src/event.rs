@@ -40,6 +40,9 @@ pub enum Event {
         grad_norm: f64,
         lr: f64,
         seconds: f64,
+        /// The part of it in which a rank, the slowest in this, waited for its samples to be read.
+        #[serde(default)]
+        data_wait_s: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         checksum: Option<String>,
     },
@@ -84,6 +87,12 @@ pub enum Event {
         /// `finished`, `stopped` (by a signal, with a checkpoint saved) or `failed`.
         outcome: String,
         seconds: f64,
+        /// How long updates waited for samples, in all.
+        #[serde(default)]
+        data_wait_s: f64,
+        /// Different samples that could not be read and were left out.
+        #[serde(default)]
+        skipped: u64,
     },
 }
 

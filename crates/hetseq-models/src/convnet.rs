@@ -1,4 +1,4 @@
-//! A small convolutional network for small grey images: two convolutions that halve the image, two linear layers,
+//! A small convolutional network for small images: two convolutions that halve the image, two linear layers,
 //! dropout before each of them. No batch norm: nothing here mixes samples.
 //!
 //! Strides and SiLU rather than max pooling and rectifiers: those have kinks, where a difference in the last bit chooses
@@ -23,7 +23,7 @@ pub struct ConvNet {
 
 impl Network for ConvNet {
     /// A small last layer: at the start all classes are about equally likely, and the loss is that of guessing.
-    fn init(name: &str, shape: &[usize]) -> Init {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
         match name {
             "fc2.weight" => Init::Normal { std: 0.01 },
             _ => Init::for_rectifiers(name, shape),
@@ -32,16 +32,17 @@ impl Network for ConvNet {
 }
 
 impl ConvNet {
-    pub fn new(height: usize, width: usize, classes: usize, device: &Device) -> Self {
+    /// `channels` is 1 for grey images and 3 for coloured ones.
+    pub fn new(channels: usize, height: usize, width: usize, classes: usize, device: &Device) -> Self {
         ConvNet {
-            conv1: Conv2d::new(1, 16, 3, 2, device),
+            conv1: Conv2d::new(channels, 16, 3, 2, device),
             conv2: Conv2d::new(16, 32, 3, 2, device),
             fc1: Linear::new(32 * height.div_ceil(4) * width.div_ceil(4), 128, device),
             fc2: Linear::new(128, classes, device),
         }
     }
 
-    /// `images` is [sample, 1, height, width]; the answer [sample, class] are logits. `keys` as in
+    /// `images` is [sample, channel, height, width]; the answer [sample, class] are logits. `keys` as in
     /// [`dropout`]: one per sample, none when evaluating.
     pub fn forward(&self, images: Tensor<4>, rate: f32, keys: &[Key]) -> Tensor<2> {
         let site = |site: u64| -> Vec<Key> { keys.iter().map(|key| key.index(site)).collect() };

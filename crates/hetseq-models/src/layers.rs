@@ -27,7 +27,7 @@ impl Linear {
 #[derive(Module, Debug)]
 pub struct Conv2d {
     pub weight: Param<Tensor<4>>,
-    pub bias: Param<Tensor<1>>,
+    pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     stride: usize,
 }
@@ -35,13 +35,62 @@ pub struct Conv2d {
 impl Conv2d {
     /// `kernel` is odd.
     pub fn new(inputs: usize, outputs: usize, kernel: usize, stride: usize, device: &Device) -> Self {
-        Conv2d { weight: zeros([outputs, inputs, kernel, kernel], device), bias: zeros([outputs], device), stride }
+        let bias = Some(zeros([outputs], device));
+        Conv2d { bias, ..Conv2d::without_bias(inputs, outputs, kernel, stride, device) }
+    }
+
+    /// For a convolution before a norm, which would take a bias out again.
+    pub fn without_bias(inputs: usize, outputs: usize, kernel: usize, stride: usize, device: &Device) -> Self {
+        Conv2d { weight: zeros([outputs, inputs, kernel, kernel], device), bias: None, stride }
     }
 
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let weight = self.weight.val();
         let pad = weight.dims()[2] / 2;
-        conv2d(input, weight, Some(self.bias.val()), ConvOptions::new([self.stride; 2], [pad; 2], [1, 1], 1))
+        let bias = self.bias.as_ref().map(Param::val);
+        conv2d(input, weight, bias, ConvOptions::new([self.stride; 2], [pad; 2], [1, 1], 1))
+    }
+}
+
+/// Group norm (Wu and He, 2018): the channels of a group are normalised together, over all pixels of one image. Takes the
+/// place of batch norm, which mixes samples.
+#[derive(Module, Debug)]
+pub struct GroupNorm {
+    pub weight: Param<Tensor<1>>,
+    pub bias: Param<Tensor<1>>,
+    #[module(skip)]
+    groups: usize,
+}
+
+impl GroupNorm {
+    /// As PyTorch's.
+    const EPSILON: f64 = 1e-5;
+    const MOST_GROUPS: usize = 32;
+
+    /// 32 groups, or fewer if the channels cannot be cut into so many.
+    pub fn new(channels: usize, device: &Device) -> Self {
+        // Zeros and not ones: the trainer fills them in (see `Network::init`).
+        let (weight, bias) = (zeros([channels], device), zeros([channels], device));
+        GroupNorm { weight, bias, groups: Self::groups_of(channels) }
+    }
+
+    /// The largest power of two that divides `channels`, but 32 at most.
+    pub fn groups_of(channels: usize) -> usize {
+        (1 << channels.trailing_zeros().min(31)).min(Self::MOST_GROUPS)
+    }
+
+    pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
+        let [samples, channels, height, width] = input.dims();
+        let groups = self.groups;
+        let grouped = input.reshape([samples, groups, channels / groups * height * width]);
+        let centred = grouped.clone() - grouped.mean_dim(2);
+        let variance = (centred.clone() * centred.clone()).mean_dim(2);
+        // Both factors in one small tensor first: each pass over the pixels costs as much as all of this.
+        let inverse = (variance + Self::EPSILON).sqrt().recip();
+        let factor = inverse * self.weight.val().reshape([1, groups, channels / groups]);
+        let pixels = centred.reshape([samples, channels, height * width]);
+        let output = pixels * factor.reshape([samples, channels, 1]) + self.bias.val().reshape([1, channels, 1]);
+        output.reshape([samples, channels, height, width])
     }
 }
 

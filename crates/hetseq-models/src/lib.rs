@@ -3,5 +3,6 @@
 pub mod convnet;
 pub mod layers;
 mod network;
+pub mod resnet;
 
 pub use network::{Init, Network};

@@ -9,7 +9,7 @@ use hetseq_random::Key;
 /// A model that can be trained. Build it with any values (zeros are fine): the trainer fills in the parameters.
 pub trait Network: Module {
     /// How the parameter `name` (a path such as `conv1.weight`) starts; see [`Init::for_rectifiers`].
-    fn init(name: &str, shape: &[usize]) -> Init {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
         Init::for_rectifiers(name, shape)
     }
 }

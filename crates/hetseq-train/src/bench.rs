@@ -10,12 +10,11 @@ use hetseq_random::Key;
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::crew::{layout_of, open};
+use crate::crew::{initial_of, layout_of, open};
 use crate::devices::{Devices, parse_devices};
 use crate::error::TrainError;
-use crate::flat;
 use crate::header::scales;
-use crate::loader::{Loader, Order};
+use crate::loader::{self, Loader, Order};
 use crate::task::{Task, Which};
 
 /// What to time.
@@ -49,9 +48,10 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
     let specs =
         parse_devices(&request.devices, cores).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
     let devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
-    let loader = Loader::start(task.clone(), config.run.seed, config.comm.progress())?;
+    let pool = loader::pool(config.run.loader_threads, &specs, cores)?;
+    let loader = Loader::start(&task, config.run.seed, &pool, config.comm.progress())?;
     let mut optimizer = Optimizer::new(&config.optim.optimizer(), &layout)?;
-    let mut parameters: Arc<Vec<f32>> = Arc::new(flat::initial::<T::Model>(&layout, config.run.seed));
+    let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, config.run.seed));
     let samples = task.costs(Which::Train).samples() as u32;
     let order = || {
         let ids: Vec<u32> = (0..request.batch as u32).map(|i| i % samples).collect();

@@ -56,6 +56,13 @@ pub struct Run {
     /// On plain output, a line per that many updates.
     #[serde(default = "fifty")]
     pub log_every: u64,
+    /// Threads that read and prepare samples; by default the cores that the devices leave, at least one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loader_threads: Option<usize>,
+    /// How many updates are loaded ahead of the one that is computed. The split of an update follows from what was measured
+    /// before it was loaded.
+    #[serde(default = "two")]
+    pub prefetch: u64,
     /// Take a checksum of the parameters on every rank each so many updates, and compare; 0 is never.
     #[serde(default = "hundred")]
     pub checksum_every: u64,
@@ -329,6 +336,14 @@ impl<C> Config<C> {
         if self.valid.patience.is_some() && self.valid.every == Every::Never {
             return Err("valid.patience counts validations, but valid.every = \"never\"".to_owned());
         }
+        if self.run.loader_threads.is_some_and(|threads| !(1..=1024).contains(&threads)) {
+            return Err(
+                "run.loader_threads must be 1 to 1024; leave it out for as many as there are cores to spare".to_owned()
+            );
+        }
+        if !(1..=64).contains(&self.run.prefetch) {
+            return Err(format!("run.prefetch = {} must be 1 to 64 updates", self.run.prefetch));
+        }
         if self.batch.micro == Some(0) || self.batch.max_tokens == Some(0) {
             return Err("batch.micro and batch.max_tokens must be at least 1".to_owned());
         }
@@ -365,6 +380,9 @@ impl<C> Config<C> {
 
 fn one() -> u64 {
     1
+}
+fn two() -> u64 {
+    2
 }
 fn fifty() -> u64 {
     50

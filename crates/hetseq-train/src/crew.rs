@@ -8,12 +8,14 @@ use std::time::Duration;
 use burn::tensor::Device;
 use hetseq_comm::{Group, Options, Secret};
 use hetseq_optim::Layout;
+use rayon::ThreadPool;
 
 use crate::config::Config;
 use crate::devices::{Devices, parse_devices};
 use crate::error::TrainError;
 use crate::flat;
 use crate::identity::identity;
+use crate::loader;
 use crate::roster::{Member, Roster};
 use crate::run::{RunOptions, run_dir};
 use crate::task::{Task, TaskError, Which};
@@ -24,6 +26,7 @@ pub(crate) struct Crew<T: Task> {
     pub(crate) devices: Devices<T>,
     pub(crate) group: Group,
     pub(crate) roster: Roster,
+    pub(crate) loader_pool: Arc<ThreadPool>,
 }
 
 impl<T: Task> Crew<T> {
@@ -41,6 +44,7 @@ impl<T: Task> Crew<T> {
         let specs = parse_devices(&config.run.devices, cores)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
         let mut devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
+        let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, config, &task.fingerprint(), &layout)?;
         let mut group = Group::join(&options.place, &identity, &comm_options(config, options))?;
         // Not before: a rank may get its number only now.
@@ -55,7 +59,7 @@ impl<T: Task> Crew<T> {
             })
             .collect();
         let roster = Roster::exchange(&mut group, config.comm.own, &members)?;
-        Ok(Crew { task, layout, devices, group, roster })
+        Ok(Crew { task, layout, devices, group, roster, loader_pool })
     }
 }
 
@@ -78,6 +82,11 @@ pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
             reason: TaskError::Other("its model could not be built (see above)".to_owned()),
         }),
     }
+}
+
+/// The parameters that a run starts from.
+pub(crate) fn initial_of<T: Task>(task: &T, layout: &Layout, seed: u64) -> Vec<f32> {
+    flat::initial(&task.model(&Device::flex()), layout, seed)
 }
 
 fn comm_options<C>(config: &Config<C>, options: &RunOptions) -> Options {

@@ -12,6 +12,7 @@ use crate::error::TrainError;
 use crate::loader::{Loader, Order};
 use crate::replica::add;
 use crate::roster::undecodable;
+use crate::skips::{self, Skipped};
 use crate::task::{Task, TaskError, Term, Totals, Which};
 use crate::trainer::{mean_losses, named, weighted};
 
@@ -24,6 +25,8 @@ pub struct Evaluation {
     #[serde(flatten)]
     pub metrics: BTreeMap<String, f64>,
     pub seconds: f64,
+    #[serde(skip)]
+    pub(crate) skipped: Vec<Skipped>,
 }
 
 impl Evaluation {
@@ -71,10 +74,11 @@ pub(crate) fn evaluate<T: Task>(
         let devices = crew.roster.my_micro_batches(&shares, update.samples);
         loader.order(Order { which: Which::Valid, epoch: 0, devices })
     };
-    let mut totals = Totals::default();
+    let (mut totals, mut skipped) = (Totals::default(), Vec::new());
     order(0)?;
     for k in 0..plan.updates() {
         let work = loader.take()?;
+        skipped.extend(work.skipped);
         if k + 1 < plan.updates() {
             order(k + 1)?;
         }
@@ -82,7 +86,7 @@ pub(crate) fn evaluate<T: Task>(
             merge(&mut totals, part);
         }
     }
-    let totals = exchange(crew, totals)?;
+    let (totals, skipped) = exchange(crew, totals, skipped)?;
     let means = mean_losses(&totals.losses, &totals.counts);
     let (names, values) = (crew.task.metrics(), crew.task.measure(&totals));
     if names.len() != values.len() {
@@ -96,20 +100,27 @@ pub(crate) fn evaluate<T: Task>(
         terms: named(terms, &means),
         metrics,
         seconds: started.elapsed().as_secs_f64(),
+        skipped,
     }))
 }
 
 /// Sums over the ranks, added in rank order on each.
-fn exchange<T: Task>(crew: &mut Crew<T>, mine: Totals) -> Result<Totals, TrainError> {
-    let parts = (mine.samples, mine.counts, mine.losses, mine.scores);
+fn exchange<T: Task>(
+    crew: &mut Crew<T>,
+    mine: Totals,
+    skipped: Vec<Skipped>,
+) -> Result<(Totals, Vec<Skipped>), TrainError> {
+    let skipped = skips::to_tell(skipped, &crew.group);
+    let parts = (mine.samples, mine.counts, mine.losses, mine.scores, skipped);
     let bytes = postcard::to_stdvec(&parts).map_err(|error| undecodable(crew.group.rank(), &error))?;
-    let mut totals = Totals::default();
+    let (mut totals, mut all_skipped) = (Totals::default(), Vec::new());
     for (rank, bytes) in crew.group.agree(&bytes)?.iter().enumerate() {
-        let (samples, counts, losses, scores) =
+        let (samples, counts, losses, scores, skipped): (_, _, _, _, Vec<Skipped>) =
             postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
         merge(&mut totals, Totals { samples, counts, losses, scores });
+        all_skipped.extend(skipped);
     }
-    Ok(totals)
+    Ok((totals, all_skipped))
 }
 
 fn merge(totals: &mut Totals, part: Totals) {

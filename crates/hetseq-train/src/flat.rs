@@ -23,12 +23,16 @@ struct LayoutVisitor {
 }
 
 impl ModuleVisitor for LayoutVisitor {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if !is_choice(container) {
+            self.path.push(name.to_owned());
+        }
     }
 
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        if !is_choice(container) {
+            self.path.pop();
+        }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -38,12 +42,17 @@ impl ModuleVisitor for LayoutVisitor {
     }
 }
 
+/// An enum is a choice between models, not a layer: the chosen one's parameters keep their own names.
+fn is_choice(container: &str) -> bool {
+    container.starts_with("Enum:")
+}
+
 /// The starting parameters: drawn on the host, keyed by name, so that they do not depend on device or order.
-pub(crate) fn initial<M: Network>(layout: &Layout, seed: u64) -> Vec<f32> {
+pub(crate) fn initial<M: Network>(model: &M, layout: &Layout, seed: u64) -> Vec<f32> {
     let mut flat = vec![0.0; layout.len()];
     let root = Key::root(seed).name("init");
     for entry in layout.entries() {
-        M::init(&entry.name, &entry.shape).fill(root.name(&entry.name), &mut flat[entry.range.clone()]);
+        model.init(&entry.name, &entry.shape).fill(root.name(&entry.name), &mut flat[entry.range.clone()]);
     }
     flat
 }
@@ -143,7 +152,7 @@ mod tests {
 
     #[test]
     fn names_and_shapes_are_those_of_pytorch() {
-        let model = ConvNet::new(28, 28, 10, &Device::flex().autodiff());
+        let model = ConvNet::new(1, 28, 28, 10, &Device::flex().autodiff());
         let layout = layout_of(&model).unwrap();
         let names: Vec<(&str, &[usize])> = layout.entries().iter().map(|e| (e.name.as_str(), &e.shape[..])).collect();
         assert_eq!(names[0], ("conv1.weight", &[16, 1, 3, 3][..]));
@@ -154,9 +163,9 @@ mod tests {
     #[test]
     fn what_is_loaded_is_what_the_gradient_is_taken_at() {
         let device = Device::flex().autodiff();
-        let model = ConvNet::new(8, 8, 3, &device);
+        let model = ConvNet::new(1, 8, 8, 3, &device);
         let layout = layout_of(&model).unwrap();
-        let flat = Arc::new(initial::<ConvNet>(&layout, 3));
+        let flat = Arc::new(initial(&model, &layout, 3));
         let model = load(model, &flat, &device);
         let mut seen = Vec::new();
         struct Values<'a>(&'a mut Vec<f32>);

@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::skips::Skipped;
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Header {
     /// Updates done before this one.
@@ -27,6 +29,10 @@ pub(crate) struct Header {
     pub(crate) best: Option<u64>,
     /// What each device of this rank did in the last update.
     pub(crate) last: Vec<DeviceTime>,
+    /// How long this rank waited for its samples of this update.
+    pub(crate) data_wait_micros: u64,
+    /// Samples of this update that this rank could not read; they are counted in `samples`, but not in `counts`.
+    pub(crate) skipped: Vec<Skipped>,
 }
 
 /// Whether a run ends before its last planned update.
@@ -61,6 +67,9 @@ pub(crate) struct Agreed {
     pub(crate) best: Option<u64>,
     /// Of all devices of the group, rank by rank.
     pub(crate) last: Vec<DeviceTime>,
+    /// Of the rank that waited longest: the others wait for it.
+    pub(crate) data_wait_micros: u64,
+    pub(crate) skipped: Vec<Skipped>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -99,6 +108,8 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
         saved: first.saved,
         best: first.best,
         last: headers.iter().flat_map(|header| header.last.iter().copied()).collect(),
+        data_wait_micros: headers.iter().map(|header| header.data_wait_micros).max().unwrap_or(0),
+        skipped: headers.iter().flat_map(|header| header.skipped.iter().cloned()).collect(),
     })
 }
 
@@ -137,6 +148,8 @@ mod tests {
             saved: None,
             best: None,
             last: vec![DeviceTime { samples, tokens: samples, micros: 10 }],
+            data_wait_micros: samples,
+            skipped: vec![Skipped { sample: samples as u32, reason: "torn".to_owned() }],
         }
     }
 
@@ -151,6 +164,7 @@ mod tests {
         assert_eq!(agreed.ending, Ending::No, "it is for rank 0 to say");
         assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.last.len()), (vec![60], true, 0.5, 2));
         assert_eq!((agreed.saved, agreed.best), (Some(6), Some(4)));
+        assert_eq!((agreed.data_wait_micros, agreed.skipped.len()), (6, 2));
     }
 
     #[test]

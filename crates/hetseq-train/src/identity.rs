@@ -14,10 +14,11 @@ use crate::config::Config;
 use crate::error::TrainError;
 
 /// Keys that may differ from rank to rank. A section name stands for all its keys.
-const LOCAL: [&str; 9] = [
+const LOCAL: [&str; 10] = [
     "run.dir",
     "run.devices",
     "run.log_every",
+    "run.loader_threads",
     "task.data",
     "batch.micro",
     "batch.max_tokens",

@@ -24,6 +24,7 @@ mod roster;
 mod run;
 mod run_lock;
 mod signals;
+mod skips;
 mod source;
 mod start;
 mod state;

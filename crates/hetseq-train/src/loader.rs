@@ -1,14 +1,23 @@
-//! Micro-batches ahead of time: a thread that collates the work of the next update while the devices compute this one.
-//! It can, because who does what in update k + 1 is known as soon as the header of update k is agreed.
+//! Micro-batches ahead of time: while the devices compute an update, the next ones are read and put together on threads of
+//! the loader's own. It can be done ahead, because who does what in a coming update is decided early (see `trainer`).
+//!
+//! Orders are carried out one after the other and come out in the order they were given; inside an order all micro-batches
+//! are made at once, and a task may use rayon for the samples of one. What is in memory is what was ordered: the trainer
+//! bounds that by `run.prefetch`.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use hetseq_random::Key;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::devices::DeviceSpec;
 use crate::error::TrainError;
 use crate::replica::add;
+use crate::skips::Skipped;
 use crate::task::{Samples, Task, TaskError, Which};
 
 /// One micro-batch, ready for a device.
@@ -29,7 +38,9 @@ pub(crate) struct Prepared<T: Task> {
     pub(crate) devices: Vec<Vec<Job<T>>>,
     /// Per loss term, over all local devices.
     pub(crate) counts: Vec<u64>,
+    /// With those that were skipped.
     pub(crate) samples: u64,
+    pub(crate) skipped: Vec<Skipped>,
 }
 
 pub(crate) struct Loader<T: Task> {
@@ -38,14 +49,41 @@ pub(crate) struct Loader<T: Task> {
     patience: Duration,
 }
 
+/// The threads that loaders of this process work on: `asked` for, or as many as the devices leave cores.
+pub(crate) fn pool(
+    asked: Option<usize>,
+    devices: &[DeviceSpec],
+    cores: NonZeroUsize,
+) -> Result<Arc<ThreadPool>, TrainError> {
+    let busy = devices.iter().map(|device| device.threads).sum();
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(asked.unwrap_or_else(|| spare_threads(cores.get(), busy)))
+        .thread_name(|i| format!("loader.{i}"))
+        .build()
+        .map_err(|error| failed("starting", error.to_string()))?;
+    Ok(Arc::new(pool))
+}
+
+/// One thread at least, though it takes time from a device where there is no core to spare. More than 16 help nobody: by
+/// then the disk or the network is the limit.
+fn spare_threads(cores: usize, busy: usize) -> usize {
+    cores.saturating_sub(busy).clamp(1, 16)
+}
+
 impl<T: Task> Loader<T> {
     /// `patience`: how long to wait for one order, such as a file system that hangs.
-    pub(crate) fn start(task: Arc<T>, seed: u64, patience: Duration) -> Result<Self, TrainError> {
+    pub(crate) fn start(
+        task: &Arc<T>,
+        seed: u64,
+        pool: &Arc<ThreadPool>,
+        patience: Duration,
+    ) -> Result<Self, TrainError> {
         let (orders, inbox) = channel::<Order>();
         let (outbox, prepared) = channel();
+        let (task, pool) = (task.clone(), pool.clone());
         let work = move || {
             for order in inbox {
-                if outbox.send(prepare(&*task, seed, order)).is_err() {
+                if outbox.send(pool.install(|| prepare(&*task, seed, order))).is_err() {
                     return;
                 }
             }
@@ -66,39 +104,68 @@ impl<T: Task> Loader<T> {
         match self.prepared.recv_timeout(self.patience) {
             Ok(prepared) => prepared,
             Err(RecvTimeoutError::Disconnected) => Err(stopped()),
-            Err(RecvTimeoutError::Timeout) => Err(failed(format!("nothing came for {} s", self.patience.as_secs()))),
+            Err(RecvTimeoutError::Timeout) => {
+                let reason = format!("nothing came for {} s (comm.progress_s)", self.patience.as_secs());
+                Err(failed("collating", reason))
+            }
         }
     }
 }
 
 /// A panic inside a task's `collate` ends the thread; its message is on standard error already.
 fn stopped() -> TrainError {
-    failed("the task's collate panicked (see above)".to_owned())
+    failed("collating", "the task's collate panicked (see above)".to_owned())
 }
 
-fn failed(reason: String) -> TrainError {
-    TrainError::Device { device: "the loader".to_owned(), doing: "collating", reason }
+fn failed(doing: &'static str, reason: String) -> TrainError {
+    TrainError::Device { device: "the loader".to_owned(), doing, reason }
 }
 
 fn prepare<T: Task>(task: &T, seed: u64, order: Order) -> Result<Prepared<T>, TrainError> {
     let epoch_key = Key::root(seed).name("sample").index(order.epoch);
-    let mut prepared = Prepared { devices: Vec::new(), counts: vec![0; task.terms().len()], samples: 0 };
-    for micro_batches in order.devices {
+    let terms = task.terms().len();
+    let collate = |samples: Vec<u32>| collate(task, order.which, samples, epoch_key, terms);
+    let device = |micro: Vec<Vec<u32>>| -> Vec<_> { micro.into_par_iter().map(collate).collect() };
+    let collated: Vec<Vec<_>> = order.devices.into_par_iter().map(device).collect();
+    let mut prepared = Prepared { devices: Vec::new(), counts: vec![0; terms], samples: 0, skipped: Vec::new() };
+    for micro_batches in collated {
         let mut jobs = Vec::with_capacity(micro_batches.len());
-        for samples in micro_batches {
-            let batch = task
-                .collate(&Samples { which: order.which, ids: &samples, epoch_key })
-                .map_err(|reason| TrainError::Collate { task: T::NAME, reason })?;
-            let counts = task.counts(&batch);
-            if counts.len() != prepared.counts.len() {
-                let reason = format!("it names {} loss terms but counted {}", prepared.counts.len(), counts.len());
-                return Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) });
-            }
+        for collated in micro_batches {
+            // Of several errors the first in order: which one is told must not depend on the threads.
+            let Collated { job, counts, skipped } = collated?;
             add(&mut prepared.counts, counts);
-            prepared.samples += samples.len() as u64;
-            jobs.push(Job { samples, batch });
+            prepared.samples += job.samples.len() as u64;
+            prepared.skipped.extend(skipped);
+            jobs.push(job);
         }
         prepared.devices.push(jobs);
     }
     Ok(prepared)
 }
+
+struct Collated<T: Task> {
+    job: Job<T>,
+    counts: Vec<u64>,
+    skipped: Vec<Skipped>,
+}
+
+fn collate<T: Task>(
+    task: &T,
+    which: Which,
+    samples: Vec<u32>,
+    epoch_key: Key,
+    terms: usize,
+) -> Result<Collated<T>, TrainError> {
+    let asked = Samples::new(which, &samples, epoch_key);
+    let batch = task.collate(&asked).map_err(|reason| TrainError::Collate { task: T::NAME, reason })?;
+    let skipped = asked.into_skipped();
+    let counts = task.counts(&batch);
+    if counts.len() != terms {
+        let reason = format!("it names {terms} loss terms but counted {}", counts.len());
+        return Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) });
+    }
+    Ok(Collated { job: Job { samples, batch }, counts, skipped })
+}
+
+#[cfg(test)]
+mod tests;

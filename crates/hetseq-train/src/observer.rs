@@ -235,7 +235,7 @@ mod tests {
         observer.tell(&note("d"));
         breaks(true);
         observer.tell(&note("e"));
-        observer.tell(&Event::End { update: 1, outcome: String::new(), seconds: 0.0 });
+        observer.tell(&Event::End { update: 1, outcome: String::new(), seconds: 0.0, data_wait_s: 0.0, skipped: 0 });
         let full =
             "No space left on device (os error 28). The run goes on, without the events that metrics.jsonl cannot take";
         // Each complaint is an event of its own, and is missed too.

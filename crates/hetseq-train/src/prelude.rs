@@ -2,7 +2,7 @@
 
 pub use hetseq_data::{Augment, Costs, DataError};
 pub use hetseq_kernels::dropout;
-pub use hetseq_models::layers::{Conv2d, Linear};
+pub use hetseq_models::layers::{Conv2d, GroupNorm, Linear};
 pub use hetseq_models::{Init, Network};
 pub use hetseq_random::Key;
 

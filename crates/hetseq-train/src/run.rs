@@ -15,6 +15,7 @@ use crate::error::TrainError;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::loader::Loader;
 use crate::signals::StopFlag;
+use crate::skips::Skips;
 use crate::start::Start;
 use crate::task::{Metric, Task, TaskError, Which};
 use crate::trainer::End;
@@ -89,6 +90,8 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
         update: trainer.state.cursor.updates,
         outcome: outcome.to_owned(),
         seconds: started.elapsed().as_secs_f64(),
+        data_wait_s: trainer.pulse.data_wait_s,
+        skipped: trainer.skips.samples(),
     });
     match result {
         Ok(end) => {
@@ -150,7 +153,7 @@ fn eval_with<T: Task>(
     }
     crew.group.broadcast(0, &mut parameters)?;
     crew.devices.load(&Arc::new(parameters))?;
-    let loader = Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?;
+    let loader = Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?;
     let pace = Pace::new(crew.roster.members.len());
     let terms = crew.task.terms();
     let evaluation = evaluate(crew, &loader, &pace, config.batch.split, &terms)?;
@@ -158,6 +161,10 @@ fn eval_with<T: Task>(
         task: T::NAME,
         reason: TaskError::Other("there are no validation samples to evaluate on".to_owned()),
     })?;
+    let mut skips = Skips::default();
+    for warning in skips.note(Which::Valid, &evaluation.skipped) {
+        tracing::warn!("{warning}");
+    }
     Ok((path, evaluation))
 }
 

@@ -11,9 +11,8 @@ use hetseq_optim::{OptimError, Optimizer};
 
 use crate::checkpoint::{self, Checkpoints, Restored, Saver};
 use crate::config::{Config, Resume};
-use crate::crew::Crew;
+use crate::crew::{Crew, initial_of};
 use crate::error::TrainError;
-use crate::flat;
 use crate::identity;
 use crate::itinerary::Itinerary;
 use crate::loader::Loader;
@@ -21,6 +20,7 @@ use crate::observer::{Observer, move_aside, write_run_files};
 use crate::run::{RunOptions, check_exists, run_dir};
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
+use crate::skips::Skips;
 use crate::state::State;
 use crate::task::{Metric, Task, Which};
 use crate::trainer::{Pulse, Trainer};
@@ -94,8 +94,8 @@ impl<T: Task> Start<T> {
             optimizer,
             itinerary,
             checkpoints,
-            loader: Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?,
-            valid_loader: Loader::start(crew.task.clone(), config.run.seed, config.comm.progress())?,
+            loader: Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?,
+            valid_loader: Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?,
             lock,
         })
     }
@@ -120,7 +120,8 @@ impl<T: Task> Start<T> {
             told_of_waiting: false,
             best_metric,
             _lock: self.lock,
-            pulse: Pulse::beginning_at(self.state.cursor.updates),
+            pulse: Pulse::beginning_at(&self.state.cursor),
+            skips: Skips::default(),
             parameters: Arc::new(self.parameters),
             config_text: self.config_text,
             state: self.state,
@@ -196,7 +197,7 @@ fn find_origin<T: Task>(
     }
     checkpoints.prepare()?;
     let Some(path) = path else {
-        let parameters = flat::initial::<T::Model>(&crew.layout, config.run.seed);
+        let parameters = initial_of(&*crew.task, &crew.layout, config.run.seed);
         return Ok((Restored { parameters, slots: Vec::new(), state: fresh.clone() }, None));
     };
     let mut restored = checkpoint::load(&path, &crew.layout)?;

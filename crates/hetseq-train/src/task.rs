@@ -4,6 +4,8 @@
 //! each loss term over a micro-batch, and the count that term is divided by; the trainer adds both over all machines.
 //! And no operation may mix samples (batch norm, in-batch negatives), since a micro-batch is cut as memory allows.
 
+use std::sync::{Mutex, PoisonError};
+
 use burn::tensor::{Device, Tensor};
 use hetseq_data::{Costs, DataError};
 use hetseq_models::Network;
@@ -11,6 +13,8 @@ use hetseq_random::Key;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+
+use crate::skips::Skipped;
 
 pub trait Task: Sized + Send + Sync + 'static {
     /// The value of `run.task` that selects this task.
@@ -38,7 +42,9 @@ pub trait Task: Sized + Send + Sync + 'static {
     /// Build the model with any values; the trainer fills them in (see [`Network::init`]).
     fn model(&self, device: &Device) -> Self::Model;
 
-    /// Gather samples into a micro-batch. Runs on a loader thread, ahead of the device.
+    /// Gather samples into a micro-batch. Runs ahead of the device on the loader's threads, several micro-batches at once;
+    /// what is done with rayon in here uses the same threads. A sample that cannot be read may be left out: see
+    /// [`Samples::skip`].
     fn collate(&self, samples: &Samples<'_>) -> Result<Self::Batch, TaskError>;
 
     /// What each term's loss sum is divided by, summed over this micro-batch: samples, masked tokens, ...
@@ -101,13 +107,33 @@ pub struct Samples<'a> {
     pub which: Which,
     pub ids: &'a [u32],
     /// The stream for this epoch; see [`Samples::key`].
-    pub(crate) epoch_key: Key,
+    epoch_key: Key,
+    skipped: Mutex<Vec<Skipped>>,
 }
 
-impl Samples<'_> {
+impl<'a> Samples<'a> {
+    pub(crate) fn new(which: Which, ids: &'a [u32], epoch_key: Key) -> Self {
+        Samples { which, ids, epoch_key, skipped: Mutex::default() }
+    }
+
     /// Randomness for the sample `id` in this epoch: augmentation, masking. The same on whatever worker it lands.
     pub fn key(&self, id: u32) -> Key {
         self.epoch_key.index(u64::from(id))
+    }
+
+    /// Leave the sample `id` out because of `reason`, which names the file. Which samples form an update is fixed, so it
+    /// keeps its place in the micro-batch, but the task must give it a weight of zero: no loss, no score, and nothing in
+    /// [`Task::counts`]. The reason is logged once, and the end of the run says how many there were.
+    pub fn skip(&self, id: u32, reason: impl std::fmt::Display) {
+        let mut skipped = self.skipped.lock().unwrap_or_else(PoisonError::into_inner);
+        skipped.push(Skipped { sample: id, reason: reason.to_string() });
+    }
+
+    /// What was left out, in the order of the samples whichever thread found it.
+    pub(crate) fn into_skipped(self) -> Vec<Skipped> {
+        let mut skipped = self.skipped.into_inner().unwrap_or_else(PoisonError::into_inner);
+        skipped.sort_by_key(|skipped| skipped.sample);
+        skipped
     }
 }
 

@@ -6,7 +6,7 @@ mod saving;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hetseq_data::{Cursor, Pace, Share, Split};
 use hetseq_metrics::{Event, Workers};
@@ -25,8 +25,9 @@ use crate::observer::{Observer, at_update};
 use crate::roster::undecodable;
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
+use crate::skips::{self, Skips};
 use crate::state::{Best, State};
-use crate::task::{Metric, Task, Term, Which};
+use crate::task::{Metric, Task, TaskError, Term, Which};
 
 pub(crate) struct Trainer<T: Task> {
     pub(crate) crew: Crew<T>,
@@ -48,6 +49,7 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) pace: Pace,
     pub(crate) pulse: Pulse,
     pub(crate) workers: Workers,
+    pub(crate) skips: Skips,
     /// What `checkpoint.best` names.
     pub(crate) best_metric: Metric,
     /// Every best so far, oldest first: one that does not reach the disk gives way to the one before it.
@@ -68,14 +70,18 @@ pub(crate) struct Pulse {
     last: Vec<DeviceTime>,
     last_seconds: f64,
     checksum: Option<u64>,
+    /// What the loader is to prepare next.
+    to_order: Cursor,
     /// Where this process group began, and how many updates it has done.
     first: u64,
     done: u64,
+    /// How long these updates waited for samples, in all.
+    pub(crate) data_wait_s: f64,
 }
 
 impl Pulse {
-    pub(crate) fn beginning_at(updates: u64) -> Self {
-        Pulse { first: updates, ..Pulse::default() }
+    pub(crate) fn beginning_at(cursor: &Cursor) -> Self {
+        Pulse { first: cursor.updates, to_order: cursor.clone(), ..Pulse::default() }
     }
 }
 
@@ -100,16 +106,20 @@ impl<T: Task> Trainer<T> {
             self.observer.tell(&Event::Warning { message: nothing_to_do(self.state.cursor.updates) });
         }
         self.crew.devices.load(&self.parameters)?;
-        self.order_at(self.state.cursor.clone())?;
+        for _ in 0..self.config.run.prefetch {
+            self.order_next()?;
+        }
         while let Some(update) = self.itinerary.at(&self.state.cursor) {
             let started = Instant::now();
             self.look_after_saves()?;
+            let asked = Instant::now();
             let work = self.loader.take()?;
-            let agreed = self.agree(&update, &work)?;
+            let agreed = self.agree(&update, &work, asked.elapsed())?;
             if agreed.ending == Ending::Before {
                 return self.end_before();
             }
-            self.order_ahead(&update)?;
+            self.note_skipped(&update, &agreed)?;
+            self.order_next()?;
             let local = self.gradients(&update, work, &agreed)?;
             let global = self.reduce(local)?;
             self.step(&global, &agreed)?;
@@ -132,10 +142,31 @@ impl<T: Task> Trainer<T> {
     }
 
     /// The tiny exchange before the backward pass.
-    fn agree(&mut self, update: &Planned, work: &Prepared<T>) -> Result<Agreed, TrainError> {
+    fn agree(&mut self, update: &Planned, work: &Prepared<T>, wait: Duration) -> Result<Agreed, TrainError> {
         let mut mine = self.header(update.fingerprint, work.samples, work.counts.clone());
+        mine.data_wait_micros = wait.as_micros() as u64;
+        mine.skipped = skips::to_tell(work.skipped.clone(), &self.crew.group);
         mine.ending = self.ending(update);
         self.exchange(&mine, update.samples.len() as u64)
+    }
+
+    /// Says which samples could not be read. If that is all of them, something else is wrong than a file here and there;
+    /// all ranks see it in the same headers and stop together.
+    fn note_skipped(&mut self, update: &Planned, agreed: &Agreed) -> Result<(), TrainError> {
+        for message in self.skips.note(Which::Train, &agreed.skipped) {
+            self.observer.tell(&Event::Warning { message });
+        }
+        match agreed.skipped.first() {
+            Some(first) if agreed.skipped.len() == update.samples.len() => {
+                let reason = format!(
+                    "none of the {} samples of an update could be read: {}",
+                    update.samples.len(),
+                    first.reason
+                );
+                Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn header(&mut self, plan: u64, samples: u64, counts: Vec<u64>) -> Header {
@@ -152,6 +183,8 @@ impl<T: Task> Trainer<T> {
             saved: self.saver.as_ref().and_then(Saver::saved),
             best: self.state.best.as_ref().map(|best| best.update),
             last: std::mem::take(&mut self.pulse.last),
+            data_wait_micros: 0,
+            skipped: Vec::new(),
         }
     }
 
@@ -199,11 +232,6 @@ impl<T: Task> Trainer<T> {
         TrainError::Disagreement { update: self.state.cursor.updates, what, detail, last: self.last_checkpoint() }
     }
 
-    /// Order the work after `update` from the loader: its split follows from what has just been agreed.
-    fn order_ahead(&mut self, update: &Planned) -> Result<(), TrainError> {
-        self.order_at(self.after(update))
-    }
-
     /// Where the run will stand when `update` is done.
     fn after(&self, update: &Planned) -> Cursor {
         let mut next = self.state.cursor.clone();
@@ -211,9 +239,13 @@ impl<T: Task> Trainer<T> {
         next
     }
 
-    fn order_at(&mut self, cursor: Cursor) -> Result<(), TrainError> {
-        let Some(update) = self.itinerary.at(&cursor) else { return Ok(()) };
-        let shares = self.crew.roster.share(&self.pace, self.split_of(cursor.updates), &update.tokens)?;
+    /// Order the next update from the loader, `run.prefetch` updates ahead: its split follows from what has been agreed so
+    /// far, on every rank the same.
+    fn order_next(&mut self) -> Result<(), TrainError> {
+        let Some(update) = self.itinerary.at(&self.pulse.to_order) else { return Ok(()) };
+        let split = self.split_of(self.pulse.to_order.updates);
+        self.pulse.to_order.advance(update.samples.len() as u64, update.updates_in_epoch);
+        let shares = self.crew.roster.share(&self.pace, split, &update.tokens)?;
         self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());
         let devices = self.crew.roster.my_micro_batches(&shares, &update.samples);
         self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
@@ -280,6 +312,8 @@ impl<T: Task> Trainer<T> {
         let every = self.config.run.checksum_every;
         self.pulse.checksum = (every > 0 && updates.is_multiple_of(every)).then(|| checksum(&self.parameters));
         self.pulse.last_seconds = started.elapsed().as_secs_f64();
+        let data_wait_s = agreed.data_wait_micros as f64 * 1e-6;
+        self.pulse.data_wait_s += data_wait_s;
         self.pulse.done += 1;
         if self.observer.is_telling() {
             let (loss, terms) = self.losses(global, agreed);
@@ -292,6 +326,7 @@ impl<T: Task> Trainer<T> {
                 grad_norm: global.norm,
                 lr: agreed.lr,
                 seconds: self.pulse.last_seconds,
+                data_wait_s,
                 checksum: self.pulse.checksum.map(|sum| format!("{sum:016x}")),
             });
         }

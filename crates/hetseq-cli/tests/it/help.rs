@@ -4,7 +4,7 @@ use crate::cluster::Job;
 
 #[test]
 fn every_subcommand_explains_itself() {
-    let told: [(&str, &[&str]); 9] = [
+    let told: [(&str, &[&str]); 10] = [
         ("", &["train", "eval", "demo", "devices", "bench", "prep", "hetseq demo", "--set"]),
         (
             "train",
@@ -26,8 +26,9 @@ fn every_subcommand_explains_itself() {
         ("devices", &["--json"]),
         ("bench", &["step"]),
         ("bench step", &["--devices", "--batch", "--json"]),
-        ("prep", &["digits"]),
+        ("prep", &["digits", "image-folder"]),
         ("prep digits", &["--train", "--test", "--seed"]),
+        ("prep image-folder", &["--train", "--valid", "--seed"]),
     ];
     for (command, words) in told {
         let text = Job::new(command.split_whitespace().chain(["--help"])).succeed();

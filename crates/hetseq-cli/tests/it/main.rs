@@ -18,6 +18,7 @@ mod eval;
 mod exact;
 mod from_flags;
 mod help;
+mod images;
 mod optimizers;
 mod overrides;
 mod refusals;

@@ -56,7 +56,7 @@ fn a_wrong_value_names_what_there_is() {
     let dir = RunDir::new();
     assert_refused(&train(&dir).set("run.task", "imges"), 2, &["run.task = \"imges\": this program knows images"]);
     assert_refused(&train(&dir).set("run.devices", "gpu:0"), 2, &["run.devices: unknown device `gpu:0`: say `cpu`"]);
-    let best = "checkpoint.best = \"acuracy\": this task measures accuracy, loss";
+    let best = "checkpoint.best = \"acuracy\": this task measures accuracy, top5_accuracy, loss";
     assert_refused(&train(&dir).set("checkpoint.best", "acuracy"), 2, &[best]);
     assert_refused(&train(&dir).set("optim.lr", -1), 2, &["optim.lr = -1 must be zero or more"]);
     assert_refused(&train(&dir).set("optim.name", "adm"), 2, &["unknown value `adm`. Did you mean `adam`?"]);

@@ -29,23 +29,38 @@ const PAPER_NOISE: f32 = 34.0;
 
 /// Draws `count` square digits with their labels, 0 to 9 with equal chance.
 pub fn draw(seed: u64, count: usize, size: usize) -> Result<LabelledImages, DataError> {
-    let refused = || DataError::UndrawableDigits { count, size, limit_bytes: LIMIT_BYTES };
-    let area = size.checked_mul(size).filter(|&area| area > 0).ok_or_else(refused)?;
-    let bytes = count.checked_mul(area).filter(|&bytes| bytes as u64 <= LIMIT_BYTES).ok_or_else(refused)?;
+    // Before the labels: a count that does not fit must not take memory for them.
+    area_of(count, size)?;
+    let digits = Key::root(seed).name("digits");
+    let labels: Vec<u8> = (0..count).map(|index| digits.index(index as u64).name("label").below(0, 10) as u8).collect();
+    Ok(LabelledImages { images: draw_labels(seed, &labels, size)?, labels })
+}
+
+/// Draws one square digit for each label.
+pub fn draw_labels(seed: u64, labels: &[u8], size: usize) -> Result<Images, DataError> {
+    let count = labels.len();
+    let area = area_of(count, size)?;
     let mut pixels = Vec::new();
-    pixels.try_reserve_exact(bytes).map_err(|_| refused())?;
-    pixels.resize(bytes, 0);
+    pixels.try_reserve_exact(count * area).map_err(|_| DataError::UndrawableDigits {
+        count,
+        size,
+        limit_bytes: LIMIT_BYTES,
+    })?;
+    pixels.resize(count * area, 0);
 
     let digits = Key::root(seed).name("digits");
     let mut canvas = Canvas::new(size);
-    let mut labels = Vec::with_capacity(count);
-    for (index, image) in pixels.chunks_exact_mut(area).enumerate() {
-        let key = digits.index(index as u64);
-        let label = key.name("label").below(0, 10) as u8;
-        draw_one(key, label, &mut canvas, image);
-        labels.push(label);
+    for (index, (image, &label)) in pixels.chunks_exact_mut(area).zip(labels).enumerate() {
+        draw_one(digits.index(index as u64), label, &mut canvas, image);
     }
-    Ok(LabelledImages { images: Images { count, height: size, width: size, pixels }, labels })
+    Ok(Images { count, height: size, width: size, pixels })
+}
+
+/// Pixels of one digit, if all of them may be drawn.
+fn area_of(count: usize, size: usize) -> Result<usize, DataError> {
+    let area = size.checked_mul(size).filter(|&area| area > 0);
+    let fits = |&area: &usize| count.checked_mul(area).is_some_and(|bytes| bytes as u64 <= LIMIT_BYTES);
+    area.filter(fits).ok_or(DataError::UndrawableDigits { count, size, limit_bytes: LIMIT_BYTES })
 }
 
 fn draw_one(key: Key, label: u8, canvas: &mut Canvas, image: &mut [u8]) {

@@ -1,8 +1,12 @@
 //! What the trainer relies on, tested through the public interface. One binary, so that it links once.
 
 #[cfg(test)]
+mod folder;
+#[cfg(test)]
 mod idx;
 #[cfg(test)]
 mod plan;
+#[cfg(test)]
+mod resample;
 #[cfg(test)]
 mod share;

@@ -19,6 +19,9 @@ pub struct Console {
     last_valid: Option<String>,
     best_valid: Option<String>,
     last_checkpoint: Option<String>,
+    /// Of the updates seen: how long they took, and how long of that they waited for data.
+    seconds: f64,
+    data_wait_s: f64,
 }
 
 /// On plain output a line at least this often, however slow the updates.
@@ -43,6 +46,8 @@ impl Console {
             last_valid: None,
             best_valid: None,
             last_checkpoint: None,
+            seconds: 0.0,
+            data_wait_s: 0.0,
         }
     }
 
@@ -54,7 +59,7 @@ impl Console {
     }
 
     /// What a person wants to know when a run is over.
-    fn summary(&self) -> Vec<String> {
+    fn summary(&self, skipped: u64) -> Vec<String> {
         let mut lines = Vec::new();
         if self.last_workers.len() > 1 {
             lines.extend(worker_table(&self.last_workers));
@@ -62,6 +67,13 @@ impl Console {
         lines.extend(self.last_valid.as_ref().map(|valid| format!("last valid       {valid}")));
         lines.extend(self.best_valid.as_ref().map(|valid| format!("best valid       {valid}")));
         lines.extend(self.last_checkpoint.as_ref().map(|path| format!("last checkpoint  {path}")));
+        if self.seconds > 0.0 {
+            lines.push(format!("data wait        {:.1} % of the time", 100.0 * self.data_wait_s / self.seconds));
+        }
+        if skipped > 0 {
+            let samples = count(skipped as usize, "sample");
+            lines.push(format!("skipped          {samples} that could not be read (see the warnings)"));
+        }
         lines
     }
 
@@ -114,7 +126,9 @@ impl Sink for Console {
                     self.print(&format!("  {key} is {is} from here on, was {was}"));
                 }
             }
-            Event::Update { update, epoch, loss, grad_norm, lr, samples, seconds, .. } => {
+            Event::Update { update, epoch, loss, grad_norm, lr, samples, seconds, data_wait_s, .. } => {
+                self.seconds += seconds;
+                self.data_wait_s += data_wait_s;
                 let speed = *samples as f64 / seconds.max(1e-9);
                 let line = format!(
                     "epoch {epoch}  loss {loss:.4}  norm {grad_norm:.3}  lr {lr:.2e}  {} samples/s",
@@ -142,12 +156,12 @@ impl Sink for Console {
             Event::EarlyStop { update, message, .. } => {
                 self.print(&format!("ending early, after update {}: {message}", thousands(*update)));
             }
-            Event::End { update, outcome, seconds } => {
+            Event::End { update, outcome, seconds, skipped, .. } => {
                 if let Some(bar) = &self.bar {
                     bar.finish_and_clear();
                 }
                 self.print(&format!("{outcome} after update {} in {}", thousands(*update), duration(*seconds)));
-                for line in self.summary() {
+                for line in self.summary(*skipped) {
                     self.print(&format!("  {line}"));
                 }
             }
@@ -180,4 +194,31 @@ pub fn worker_table(workers: &[WorkerReport]) -> Vec<String> {
         ));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_tells_of_waiting_and_of_what_was_left_out() {
+        let mut console = Console::new(1);
+        for update in 1..=2 {
+            let event = Event::Update {
+                update,
+                epoch: 1,
+                loss: 1.0,
+                terms: BTreeMap::new(),
+                samples: 8,
+                grad_norm: 1.0,
+                lr: 0.1,
+                seconds: 2.0,
+                data_wait_s: 0.006,
+                checksum: None,
+            };
+            console.event(&event).unwrap();
+        }
+        assert_eq!(console.summary(0), ["data wait        0.3 % of the time"]);
+        assert_eq!(console.summary(1)[1], "skipped          1 sample that could not be read (see the warnings)");
+    }
 }

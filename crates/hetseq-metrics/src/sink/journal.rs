@@ -104,6 +104,7 @@ mod tests {
             grad_norm: 0.5,
             lr: 0.1,
             seconds: 0.01,
+            data_wait_s: 0.001,
             checksum: None,
         }
     }
@@ -153,7 +154,7 @@ mod tests {
         let line = serde_json::to_string(&update(1)).unwrap();
         assert_eq!(
             line,
-            r#"{"event":"update","update":1,"epoch":0,"loss":1.5,"terms":{"loss":1.5},"samples":8,"grad_norm":0.5,"lr":0.1,"seconds":0.01}"#
+            r#"{"event":"update","update":1,"epoch":0,"loss":1.5,"terms":{"loss":1.5},"samples":8,"grad_norm":0.5,"lr":0.1,"seconds":0.01,"data_wait_s":0.001}"#
         );
         let valid = Event::Valid {
             update: 3,

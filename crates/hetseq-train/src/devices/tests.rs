@@ -86,7 +86,7 @@ fn steps() {
     let task = Arc::new(Toy);
     let device = Device::flex().autodiff();
     let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
-    let mut parameters = Arc::new(flat::initial::<Net>(&layout, 5));
+    let mut parameters = Arc::new(flat::initial(&task.model(&device), &layout, 5));
     let devices = Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; THREADS], PATIENCE).unwrap();
     let mut alone = Replica::new(task, layout.clone(), device);
     for step in 0..STEPS {
@@ -133,7 +133,7 @@ fn a_device_without_work_contributes_zeros() {
     let task = Arc::new(Toy);
     let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
     let devices = Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; 2], PATIENCE).unwrap();
-    devices.load(&Arc::new(flat::initial::<Net>(&layout, 5))).unwrap();
+    devices.load(&Arc::new(flat::initial(&task.model(&Device::flex()), &layout, 5))).unwrap();
     let some = devices.gradients(vec![vec![job(0)], vec![]], vec![1.0], Key::root(0)).unwrap();
     assert_eq!(some.flat.len(), layout.len() + 1);
     assert!(some.flat.iter().any(|&x| x != 0.0));

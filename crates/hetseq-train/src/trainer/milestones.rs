@@ -1,13 +1,15 @@
 //! What happens between updates: validation, checkpoints (see `saving.rs`), the end. All ranks come here after the same
 //! update.
 
+use hetseq_metrics::Event;
+
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::header::{Agreed, Ending};
 use crate::itinerary::Planned;
 use crate::observer::at_update;
 use crate::state::Best;
-use crate::task::Task;
+use crate::task::{Task, Which};
 
 use super::Trainer;
 
@@ -42,6 +44,9 @@ impl<T: Task> Trainer<T> {
             self.state.best = Some(best);
         } else if let Some(best) = &mut self.state.best {
             best.since += 1;
+        }
+        for message in self.skips.note(Which::Valid, &evaluation.skipped) {
+            self.observer.tell(&Event::Warning { message });
         }
         self.observer.tell(&evaluation.event(updates, self.state.epoch_shown()));
         Ok(is_best)

@@ -1,36 +1,10 @@
-//! The image task against PyTorch: loss and gradients recorded by `scripts/fixtures/convnet.py`.
+//! The image task against PyTorch, and what it does about files that cannot be read.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
+mod convnet;
+mod resnet;
+mod skip;
 
-use burn::tensor::Device;
-use hetseq_data::Augment;
-use hetseq_data::source::{Images, LabelledImages};
-use hetseq_random::Key;
-use serde::Deserialize;
-
-use super::{ImageConfig, ImageTask};
-use crate::flat;
-use crate::loader::Job;
-use crate::replica::Replica;
-use crate::task::{Samples, Task, Which};
-
-const SIDE: usize = 8;
-const CLASSES: usize = 3;
-const IMAGES: usize = 6;
-
-#[derive(Deserialize)]
-struct Recorded {
-    loss: f64,
-    gradients: BTreeMap<String, Gradient>,
-}
-
-#[derive(Deserialize)]
-struct Gradient {
-    norm: f64,
-    head: Vec<f32>,
-}
+use super::ImageConfig;
 
 /// As `scripts/fixtures/stream.py`.
 struct Stream(u32);
@@ -50,49 +24,7 @@ impl Stream {
     }
 }
 
-fn task(stream: &mut Stream) -> ImageTask {
-    let pixels = stream.bytes(IMAGES * SIDE * SIDE);
-    let labels = stream.bytes(IMAGES).into_iter().map(|byte| byte % CLASSES as u8).collect();
-    let images = LabelledImages { images: Images { count: IMAGES, height: SIDE, width: SIDE, pixels }, labels };
-    let config = ImageConfig { data: PathBuf::new(), dropout: 0.0, mean: None, std: None, augment: Augment::default() };
-    ImageTask { config, train: images.clone(), valid: images, classes: CLASSES, mean: 0.25, std: 0.5 }
-}
-
-#[test]
-fn loss_and_gradients_are_those_of_pytorch() {
-    let recorded: Recorded = serde_json::from_str(include_str!("../../../tests/fixtures/convnet.json")).unwrap();
-    let mut stream = Stream(7);
-    let task = Arc::new(task(&mut stream));
-    let device = Device::flex().autodiff();
-    let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
-    let mut parameters = vec![0.0; layout.len()];
-    for entry in layout.entries() {
-        parameters[entry.range.clone()].copy_from_slice(&stream.take(entry.range.len()));
-    }
-    let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&Arc::new(parameters));
-
-    // Two uneven micro-batches against PyTorch's mean over all six images.
-    let jobs: Vec<Job<ImageTask>> = [vec![0, 1, 2, 3], vec![4, 5]]
-        .into_iter()
-        .map(|ids| {
-            let batch = task.collate(&Samples { which: Which::Train, ids: &ids, epoch_key: Key::root(0) }).unwrap();
-            Job { samples: ids, batch }
-        })
-        .collect();
-    let flat = replica.gradients(&jobs, &[1.0 / IMAGES as f32], Key::root(0)).unwrap().flat;
-
-    let loss = f64::from(flat[layout.len()]) / IMAGES as f64;
-    assert!((loss - recorded.loss).abs() < 1e-6 * recorded.loss, "{loss} and {}", recorded.loss);
-    assert_eq!(recorded.gradients.len(), layout.entries().len());
-    for entry in layout.entries() {
-        let ours = &flat[entry.range.clone()];
-        let theirs = &recorded.gradients[&entry.name];
-        let norm = ours.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-        assert!((norm - theirs.norm).abs() < 2e-6 * theirs.norm, "{}: {norm} and {}", entry.name, theirs.norm);
-        // Single values carry the rounding of sums of many terms: measured against the size of the whole gradient.
-        for (a, b) in ours.iter().zip(&theirs.head) {
-            assert!(f64::from((a - b).abs()) < 1e-6 * theirs.norm, "{}: {a} and {b}", entry.name);
-        }
-    }
+/// With `more` lines in the table.
+fn config(more: &str) -> ImageConfig {
+    toml::from_str(&format!("data = \"\"\n{more}")).unwrap()
 }

@@ -1,0 +1,236 @@
+//! Class folders of PNG and JPEG: any mix of workers computes what one computes, damaged files are named and
+//! left out or fatal, and what is no image data is refused.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use fs_err as fs;
+use hetseq_metrics::Event;
+use tempfile::TempDir;
+
+use crate::cluster::{Ended, Job};
+use crate::data::scratch;
+use crate::run_dir::RunDir;
+
+const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/imagefolder.toml");
+const TRAIN_SAMPLES: u32 = 60;
+const VALID_SAMPLES: u32 = 20;
+
+/// Drawn by the real command, once per test process.
+fn drawn() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = scratch().join("drawn");
+        draw(&dir);
+        dir
+    })
+}
+
+fn draw(dir: &Path) {
+    let (train, valid) = (TRAIN_SAMPLES.to_string(), VALID_SAMPLES.to_string());
+    let said =
+        Job::new(["prep", "image-folder"]).arg(dir).arg("--train").arg(train).arg("--valid").arg(valid).succeed();
+    assert!(said.contains("60 training and 20 validation images in class folders"), "{said}");
+}
+
+/// The shipped config on small images, with the small network: it is smooth, so that rounding stays rounding.
+fn train(dir: &RunDir, data: &Path, updates: u64) -> Job {
+    Job::new(["train", CONFIG])
+        .set("run.dir", dir.path().display())
+        .set("run.devices", "cpu:1")
+        .set("run.max_updates", updates)
+        .set("run.checksum_every", 1)
+        .set("task.data", data.display())
+        .set("task.model", "convnet")
+        .set("task.image_size", 16)
+        .set("batch.global", 12)
+        .set("task.crop", "{ scale = [0.6, 1.0] }")
+        .set("optim.name", "adam")
+        .set("optim.lr", 0.003)
+        .set("optim.schedule", "constant")
+}
+
+/// On one rank and on three unequal ones; `updates` losses agree, and the first gradient does.
+fn assert_exact(updates: u64, vary: impl Fn(Job) -> Job) -> [RunDir; 2] {
+    let (one, three) = (RunDir::new(), RunDir::new());
+    vary(train(&one, drawn(), updates).set("debug.gradients", true)).succeed();
+    let job = train(&three, drawn(), updates).set("debug.gradients", true);
+    vary(job.weights(&[3, 2, 1]).set("batch.micro", 4).set("run.loader_threads", 3)).succeed();
+    let (expected, found) = (one.losses(), three.losses());
+    assert!(expected.keys().copied().eq(1..=updates) && found.keys().eq(expected.keys()));
+    let worst = found.iter().map(|(update, loss)| (loss / expected[update] - 1.0).abs()).fold(0.0, f64::max);
+    eprintln!("losses of three ranks deviate by up to {worst:.1e}");
+    assert!(worst <= 1e-5, "{worst:e}");
+    let (mut difference, mut length) = (0.0, 0.0);
+    let found = three.gradient(1);
+    for (name, expected) in one.gradient(1) {
+        for (found, expected) in found[&name].iter().zip(expected) {
+            difference += f64::from(found - expected).powi(2);
+            length += f64::from(expected).powi(2);
+        }
+    }
+    let relative = (difference / length).sqrt();
+    eprintln!("the first gradient of three ranks deviates by {relative:.1e}");
+    assert!(relative <= 2e-6, "{relative:e}");
+    [one, three]
+}
+
+#[test]
+fn three_ranks_train_as_one_does() {
+    const UPDATES: u64 = 20;
+    let [one, three] = assert_exact(UPDATES, |job| job);
+    let losses: Vec<f64> = one.losses().into_values().collect();
+    let epoch = |losses: &[f64]| losses.iter().sum::<f64>() / 5.0;
+    assert!(epoch(&losses[15..]) < 0.95 * epoch(&losses[..5]), "nothing was learnt: {losses:?}");
+    // Both validated at the end, to the same scores.
+    for (a, b) in scores(&one).iter().zip(&scores(&three)) {
+        assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} and {b}");
+    }
+}
+
+/// Few updates and small steps: a rectifier has a kink, where a difference in the last bit can choose the other branch.
+#[test]
+fn three_ranks_train_a_resnet_as_one_does() {
+    let resnet = |job: Job| job.set("task.model", "resnet18").set("task.width", 8).set("optim.lr", 1e-6);
+    assert_exact(4, resnet);
+}
+
+/// Loss, accuracy, the answer among the best five.
+fn scores(dir: &RunDir) -> [f64; 3] {
+    let valid = |event| match event {
+        Event::Valid { loss, metrics, samples, .. } => {
+            assert_eq!(samples, u64::from(VALID_SAMPLES));
+            Some([loss, metrics["accuracy"], metrics["top5_accuracy"]])
+        }
+        _ => None,
+    };
+    let scores = dir.events().into_iter().filter_map(valid).next_back().unwrap();
+    assert!(scores[2] >= scores[1] && scores[2] <= 1.0, "{scores:?}");
+    scores
+}
+
+#[test]
+fn the_summary_says_how_long_updates_waited_for_data() {
+    let dir = RunDir::new();
+    let ended = train(&dir, drawn(), 3).run().remove(0);
+    assert_eq!(ended.code(), Some(0), "{ended:#?}");
+    assert!(ended.stderr.contains("data wait        "), "{}", ended.stderr);
+    let mut waits = 0.0;
+    for event in dir.events() {
+        match event {
+            Event::Update { seconds, data_wait_s, .. } => {
+                assert!((0.0..=seconds).contains(&data_wait_s), "{data_wait_s} of {seconds}");
+                waits += data_wait_s;
+            }
+            Event::End { data_wait_s, skipped, .. } => {
+                assert!((data_wait_s - waits).abs() < 1e-9 && waits > 0.0, "{data_wait_s} and {waits}");
+                assert_eq!(skipped, 0);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Drawn images with a truncated JPEG to train on and a PNG to validate on that is none.
+fn damaged() -> (TempDir, [PathBuf; 2]) {
+    let dir = TempDir::new_in(scratch()).unwrap();
+    draw(dir.path());
+    let jpeg = dir.path().join("train/3/000013.jpg");
+    let bytes = fs::read(&jpeg).unwrap();
+    fs::write(&jpeg, &bytes[..bytes.len() * 2 / 3]).unwrap();
+    let png = dir.path().join("valid/4/000004.png");
+    fs::write(&png, "no picture").unwrap();
+    (dir, [jpeg, png])
+}
+
+fn warnings(dir: &RunDir) -> Vec<String> {
+    let warning = |event| match event {
+        Event::Warning { message } => Some(message),
+        _ => None,
+    };
+    dir.events().into_iter().filter_map(warning).collect()
+}
+
+#[test]
+fn damaged_files_are_named_once_and_left_out() {
+    let (data, [jpeg, png]) = damaged();
+    let mut losses = Vec::new();
+    // Three epochs of five updates, on one rank and on two.
+    for ranks in [1, 2] {
+        let dir = RunDir::new();
+        let job = train(&dir, data.path(), 15).set("valid.every", "1 epoch").ranks(ranks);
+        let ended = job.run();
+        assert!(ended.iter().all(|rank| rank.code() == Some(0)), "{ended:#?}");
+        let warnings = warnings(&dir);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        let told = [(&jpeg, "is a truncated JPEG file"), (&png, "is not an image")];
+        for (warning, (path, what)) in warnings.iter().zip(told) {
+            let begins = format!("a sample was skipped: {} {what}", path.display());
+            assert!(warning.starts_with(&begins), "{warning}");
+            // Whose copy it is: the others' may be whole.
+            assert_eq!(warning.contains("(rank "), ranks > 1, "{warning}");
+            assert_eq!(ended[0].stderr.matches(warning).count(), 1, "{}", ended[0].stderr);
+        }
+        assert!(ended[0].stderr.contains("skipped          2 samples that could not be read"), "{}", ended[0].stderr);
+        match dir.events().pop() {
+            Some(Event::End { skipped, .. }) => assert_eq!(skipped, 2),
+            other => panic!("the last event is {other:?}"),
+        }
+        losses.push(dir.losses());
+    }
+    for (update, loss) in &losses[0] {
+        assert!((losses[1][update] / loss - 1.0).abs() <= 1e-5, "update {update}");
+    }
+}
+
+#[test]
+fn a_damaged_file_is_fatal_if_so_configured() {
+    let (data, [jpeg, _]) = damaged();
+    let dir = RunDir::new();
+    let ended = train(&dir, data.path(), 5).set("task.on_error", "fatal").ranks(2).run();
+    let told = format!("{} is a truncated JPEG file", jpeg.display());
+    assert!(ended.iter().all(|rank| rank.code() == Some(1) && rank.stderr.contains(&told)), "{ended:#?}");
+    assert!(ended.iter().any(|rank| rank.stderr.contains("task.on_error = \"skip\"")), "{ended:#?}");
+}
+
+#[test]
+fn when_nothing_can_be_read_the_run_ends() {
+    let dir = RunDir::new();
+    let data = TempDir::new_in(scratch()).unwrap();
+    for split in ["train", "valid"] {
+        fs::create_dir_all(data.path().join(split).join("class")).unwrap();
+        for i in 0..20 {
+            fs::write(data.path().join(split).join(format!("class/{i}.png")), "no picture").unwrap();
+        }
+    }
+    let ended = train(&dir, data.path(), 5).ranks(2).run();
+    for rank in &ended {
+        assert_refused(rank, 1, "none of the 12 samples of an update could be read");
+    }
+}
+
+#[test]
+fn what_is_no_image_data_is_refused() {
+    let run = RunDir::new();
+    let data = TempDir::new_in(scratch()).unwrap();
+    let refused = |told: &str| assert_refused(&train(&run, data.path(), 5).run().remove(0), 2, told);
+    refused("holds neither class folders");
+    fs::create_dir_all(data.path().join("train")).unwrap();
+    refused("holds no class folders");
+    fs::create_dir_all(data.path().join("train/cat")).unwrap();
+    refused("train/cat holds no PNG or JPEG files");
+    let job = train(&run, drawn(), 5).set("task.augment", "{ shift_pixels = 2.0 }");
+    assert_refused(&job.run().remove(0), 2, "task.augment is for idx files");
+    let job = train(&run, drawn(), 5).set("task.crop", "{ scale = [0.0, 1.0] }");
+    assert_refused(&job.run().remove(0), 2, "task.crop: scale = [0, 1]");
+    let job = train(&run, drawn(), 5).set("task.mean", "[0.5, 0.5]");
+    assert_refused(&job.run().remove(0), 2, "a number or [red, green, blue] is due");
+    let job = train(&run, drawn(), 5).set("task.model", "resnet51");
+    assert_refused(&job.run().remove(0), 2, "Did you mean `resnet50`?");
+    assert_refused(&Job::new(["prep", "image-folder"]).arg(drawn()).run().remove(0), 2, "has a folder `train` already");
+}
+
+fn assert_refused(ended: &Ended, code: i32, told: &str) {
+    assert_eq!(ended.code(), Some(code), "{ended:#?}");
+    assert!(ended.stderr.contains(told), "{told}: {}", ended.stderr);
+}

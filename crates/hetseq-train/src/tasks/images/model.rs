@@ -1,0 +1,71 @@
+//! The networks that `task.model` chooses from.
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use hetseq_models::convnet::ConvNet;
+use hetseq_models::resnet::{Depth, ResNet, Shape, Stem};
+use hetseq_models::{Init, Network};
+use hetseq_random::Key;
+
+use super::config::{ImageConfig, ModelName, StemName};
+use crate::task::TaskError;
+
+/// Parameters have the names that the chosen network gives them.
+#[derive(Module, Debug)]
+pub enum ImageModel {
+    ConvNet(ConvNet),
+    ResNet(ResNet),
+}
+
+impl Network for ImageModel {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        match self {
+            ImageModel::ConvNet(model) => model.init(name, shape),
+            ImageModel::ResNet(model) => model.init(name, shape),
+        }
+    }
+}
+
+impl ImageModel {
+    pub(super) fn new(config: &ImageConfig, image: [usize; 3], classes: usize, device: &Device) -> Self {
+        let [channels, height, width] = image;
+        let Some(depth) = depth(config.model) else {
+            return ImageModel::ConvNet(ConvNet::new(channels, height, width, classes, device));
+        };
+        let stem = match config.stem(height.max(width)) {
+            StemName::Small => Stem::Small,
+            StemName::Large => Stem::Large,
+        };
+        ImageModel::ResNet(ResNet::new(&Shape { depth, stem, channels, width: config.width, classes }, device))
+    }
+
+    pub(super) fn forward(&self, images: Tensor<4>, rate: f32, keys: &[Key]) -> Tensor<2> {
+        match self {
+            ImageModel::ConvNet(model) => model.forward(images, rate, keys),
+            ImageModel::ResNet(model) => model.forward(images, rate, keys),
+        }
+    }
+}
+
+fn depth(model: ModelName) -> Option<Depth> {
+    match model {
+        ModelName::ConvNet => None,
+        ModelName::ResNet18 => Some(Depth::Eighteen),
+        ModelName::ResNet34 => Some(Depth::ThirtyFour),
+        ModelName::ResNet50 => Some(Depth::Fifty),
+    }
+}
+
+/// Whether the network can look at such images.
+pub(super) fn check(config: &ImageConfig, [_, height, width]: [usize; 3]) -> Result<(), TaskError> {
+    let least = match config.model {
+        ModelName::ConvNet => 4,
+        _ => 8,
+    };
+    if height >= least && width >= least {
+        return Ok(());
+    }
+    Err(TaskError::Other(format!(
+        "images of {height} x {width} pixels are too small for this network: at least {least} x {least} are needed"
+    )))
+}
