@@ -117,8 +117,10 @@ fn attack(job: &Job, said: &[u8]) -> (Crowd, Vec<TcpStream>) {
     };
     let random: Vec<u8> = (0..5000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     assert!(send(&random).is_empty(), "random bytes are not answered");
-    let mut huge = said[..32].to_vec();
+    let mut huge = said[..36].to_vec();
     huge[24..28].copy_from_slice(&u32::MAX.to_le_bytes());
+    let checksum = crc32c::crc32c(&huge[..32]);
+    huge[32..].copy_from_slice(&checksum.to_le_bytes());
     assert!(send(&huge).is_empty(), "a promise of 4 GiB is not waited for");
     // Rank 0 greets back and draws a nonce, for which what was recorded holds no proof.
     let answer = send(said);
