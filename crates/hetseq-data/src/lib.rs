@@ -34,10 +34,13 @@
 pub mod augment;
 pub mod cursor;
 pub mod error;
+pub mod mask;
 pub mod pace;
 pub mod plan;
+pub mod pretrain;
 pub mod share;
 pub mod source;
+pub mod tokenize;
 
 pub use augment::Augment;
 pub use cursor::Cursor;

@@ -2,8 +2,14 @@
 //!
 //! Tasks call these once, when a run starts.
 
+pub mod bytes;
+pub mod corpus;
 pub mod digits;
+pub mod hdf5;
 pub mod idx;
+pub mod rows;
+pub mod text;
+pub mod tokens;
 
 /// Grey images of one size, one byte per pixel, row by row, one image after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]

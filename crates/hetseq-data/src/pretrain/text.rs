@@ -1,0 +1,249 @@
+//! Samples that are made of text as they are needed: cut once, paired and masked anew in every epoch.
+//!
+//! A sample is a segment of a document ([`segments`](super::segments)). In an epoch it is parted in two and may have
+//! exchanged its second half with another sample ([`pairs`](super::pairs)); then it is masked ([`mask`](crate::mask)).
+//! All of it is a pure function of the corpus, the config and the keys of the epoch.
+//!
+//! The cost of a sample is the width that its length class is padded to: an upper bound, the same in every epoch, at most
+//! 15 tokens above what is there.
+
+use std::ops::Range;
+
+use hetseq_random::Key;
+
+use super::batch::PretrainBatch;
+use super::config::PretrainConfig;
+use super::pairs::{Places, partner, places};
+use super::segments::{Segment, Segments};
+use crate::error::{CorpusError, DataError};
+use crate::mask::{Masked, mask};
+use crate::plan::Costs;
+use crate::source::corpus::TextCorpus;
+use crate::source::rows::Row;
+use crate::tokenize::Vocabulary;
+
+/// A corpus as samples.
+#[derive(Debug)]
+pub struct TextSamples {
+    corpus: TextCorpus,
+    config: PretrainConfig,
+    segments: Segments,
+}
+
+/// What is used again from sample to sample, so that it is not allocated for each.
+#[derive(Debug, Default)]
+struct Desk {
+    /// Where a sample and its partner may part.
+    places: [Vec<usize>; 2],
+    sentences: Vec<Range<usize>>,
+    masked: Vec<Masked>,
+}
+
+/// The two halves of a sample in an epoch.
+#[derive(Debug)]
+struct Halves {
+    first: Range<usize>,
+    second: Range<usize>,
+    /// Of the second half; the first is in the sample's own.
+    second_shard: u16,
+    /// Whose the second half is.
+    is_exchanged: bool,
+}
+
+impl TextSamples {
+    pub fn new(corpus: TextCorpus, config: &PretrainConfig) -> Result<Self, DataError> {
+        config.check()?;
+        let segments = Segments::cut(&corpus, config)?;
+        Ok(TextSamples { corpus, config: config.clone(), segments })
+    }
+
+    /// How many samples an epoch has: always the same.
+    pub fn len(&self) -> usize {
+        self.segments.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn corpus(&self) -> &TextCorpus {
+        &self.corpus
+    }
+
+    pub fn vocabulary(&self) -> &Vocabulary {
+        self.corpus.vocabulary()
+    }
+
+    pub fn costs(&self) -> Costs {
+        let special = self.config.special_tokens();
+        let bounds = self.segments.bounds(!self.config.next_sentence);
+        Costs::PerSample(bounds.map(|text| self.config.padded(text + special) as u32).collect())
+    }
+
+    /// Identifies the text and how it is cut.
+    pub fn fingerprint(&self) -> String {
+        let PretrainConfig { max_seq_length, next_sentence, short_seq_prob, cut_seed, .. } = self.config;
+        let cut = format!("{max_seq_length} {next_sentence} {short_seq_prob} {cut_seed}");
+        let mut hex = blake3::hash(format!("{} {cut}", self.corpus.fingerprint()).as_bytes()).to_hex().to_string();
+        hex.truncate(16);
+        hex
+    }
+
+    /// Puts samples side by side. `key` gives the key of any sample in this epoch, also of those not asked for: a
+    /// sample's partner has a say in it, and sample 0 speaks for the epoch.
+    pub fn collate(&self, ids: &[u32], key: &dyn Fn(u32) -> Key) -> Result<PretrainBatch, DataError> {
+        let mut desk = Desk::default();
+        let mut rows = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let mut row = Row::default();
+            self.fill(id, key, &mut desk, &mut row)?;
+            rows.push(row);
+        }
+        Ok(PretrainBatch::new(&rows, self.vocabulary().special.pad, &self.config))
+    }
+
+    /// One sample, masked.
+    pub fn row(&self, id: u32, key: &dyn Fn(u32) -> Key) -> Result<Row, DataError> {
+        let mut row = Row::default();
+        self.fill(id, key, &mut Desk::default(), &mut row)?;
+        Ok(row)
+    }
+
+    fn fill(&self, id: u32, key: &dyn Fn(u32) -> Key, desk: &mut Desk, row: &mut Row) -> Result<(), DataError> {
+        let own = self.segments.get(id).ok_or(CorpusError::NoSuchSample { sample: id, samples: self.len() })?;
+        let special = self.vocabulary().special;
+        row.ids.clear();
+        row.ids.push(special.cls);
+        if self.config.next_sentence {
+            let (class, limit) = self.segments.class(id);
+            let halves = self.halves(id, own, class, limit, key, desk);
+            let mut excess = (halves.first.len() + halves.second.len()).saturating_sub(limit);
+            if excess == 0 {
+                self.append(own.shard, halves.first, row)?;
+                row.ids.push(special.sep);
+                row.first_segment = row.ids.len();
+                self.append(halves.second_shard, halves.second, row)?;
+            } else {
+                desk.sentences.clear();
+                self.sentences(own.shard, halves.first, &mut desk.sentences);
+                let first = desk.sentences.len();
+                self.sentences(halves.second_shard, halves.second, &mut desk.sentences);
+                while excess > 0
+                    && let Some(longest) = desk.sentences.iter_mut().max_by_key(|sentence| sentence.len())
+                {
+                    longest.end -= 1;
+                    excess -= 1;
+                }
+                desk.sentences[..first].iter().try_for_each(|tokens| self.append(own.shard, tokens.clone(), row))?;
+                row.ids.push(special.sep);
+                row.first_segment = row.ids.len();
+                let mut second = desk.sentences[first..].iter();
+                second.try_for_each(|tokens| self.append(halves.second_shard, tokens.clone(), row))?;
+            }
+            row.is_random_next = halves.is_exchanged;
+        } else {
+            self.append(own.shard, own.tokens(), row)?;
+        }
+        row.ids.push(special.sep);
+        if !self.config.next_sentence {
+            row.first_segment = row.ids.len();
+        }
+
+        mask(&mut row.ids, key(id).name("mask"), &self.config.masking, self.vocabulary(), &mut desk.masked);
+        row.masked_positions.clear();
+        row.masked_positions.extend(desk.masked.iter().map(|masked| masked.position));
+        row.masked_ids.clear();
+        row.masked_ids.extend(desk.masked.iter().map(|masked| masked.id));
+        Ok(())
+    }
+
+    /// Finds a sample's partner, where the two part, and whether they exchange. Both find the same.
+    fn halves(
+        &self,
+        id: u32,
+        own: Segment,
+        class: Range<u32>,
+        limit: usize,
+        key: &dyn Fn(u32) -> Key,
+        desk: &mut Desk,
+    ) -> Halves {
+        let epoch = key(0).name("pairs").index(u64::from(class.start));
+        let partner = partner(id, class, epoch).and_then(|other| Some((other, self.segments.get(other)?)));
+        let Some((other_id, other)) = partner.filter(|(_, other)| !self.is_same_document(&own, other)) else {
+            self.places(&own, &mut desk.places[0]);
+            let choice = key(id).name("part").below(0, desk.places[0].len() as u64) as usize;
+            let parted = own.tokens().start + desk.places[0][choice];
+            let (first, second) = (own.tokens().start..parted, parted..own.tokens().end);
+            return Halves { first, second, second_shard: own.shard, is_exchanged: false };
+        };
+        let is_low = id < other_id;
+        let (low, high) = if is_low { (own, other) } else { (other, own) };
+        let pair = key(id.min(other_id)).name("pair");
+        let [low_places, high_places] = &mut desk.places;
+        self.places(&low, low_places);
+        self.places(&high, high_places);
+        let chosen = places(
+            (low_places, usize::from(low.length)),
+            (high_places, usize::from(high.length)),
+            limit,
+            pair.name("places"),
+        );
+        let (own_place, other_place) = match (is_low, chosen) {
+            (true, Places { first, second }) => (first, second),
+            (false, Places { first, second }) => (second, first),
+        };
+        let is_exchanged = pair.name("coin").unit(0) < 0.5;
+        let (second, place) = if is_exchanged { (other, other_place) } else { (own, own_place) };
+        Halves {
+            first: own.tokens().start..own.tokens().start + own_place,
+            second: second.tokens().start + place..second.tokens().end,
+            second_shard: second.shard,
+            is_exchanged,
+        }
+    }
+
+    fn is_same_document(&self, one: &Segment, other: &Segment) -> bool {
+        let shard = &self.corpus.shards()[usize::from(one.shard)];
+        one.shard == other.shard && shard.document_of(one.tokens().start) == shard.document_of(other.tokens().start)
+    }
+
+    /// Where a segment may part, in tokens from its beginning: at the ends of its sentences, or in its middle.
+    fn places(&self, segment: &Segment, places: &mut Vec<usize>) {
+        let shard = &self.corpus.shards()[usize::from(segment.shard)];
+        let Range { start, end } = segment.tokens();
+        places.clear();
+        let mut sentence = shard.sentence_of(start);
+        while shard.sentence_end(sentence) < end {
+            places.push(shard.sentence_end(sentence) - start);
+            sentence += 1;
+        }
+        if places.is_empty() {
+            places.push((end - start).div_ceil(2));
+        }
+    }
+
+    /// Appends the sentences that `tokens` consist of.
+    fn sentences(&self, shard: u16, tokens: Range<usize>, sentences: &mut Vec<Range<usize>>) {
+        let shard = &self.corpus.shards()[usize::from(shard)];
+        let mut start = tokens.start;
+        let mut sentence = shard.sentence_of(start);
+        while start < tokens.end {
+            let end = shard.sentence_end(sentence).min(tokens.end);
+            sentences.push(start..end);
+            start = end;
+            sentence += 1;
+        }
+    }
+
+    fn append(&self, shard: u16, tokens: Range<usize>, row: &mut Row) -> Result<(), DataError> {
+        let shard = &self.corpus.shards()[usize::from(shard)];
+        let from = row.ids.len();
+        shard.ids(tokens, &mut row.ids);
+        // Mapped bytes may have changed since they were written; an id that the model does not have would end it.
+        let vocabulary = self.vocabulary().size();
+        match row.ids[from..].iter().find(|&&id| id as usize >= vocabulary) {
+            None => Ok(()),
+            Some(&id) => Err(CorpusError::IdBeyondVocabulary { path: shard.path().to_owned(), id, vocabulary }.into()),
+        }
+    }
+}
