@@ -1,5 +1,7 @@
 //! `hetseq bench`.
 
+mod data;
+
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -18,6 +20,7 @@ const DIGITS: &str = "[run]\ntask = \"images\"\nmax_updates = 1\n[task]\ndropout
 pub(crate) fn bench(tasks: &Tasks, args: &BenchArgs) -> anyhow::Result<ExitCode> {
     match args {
         BenchArgs::Step(args) => step(tasks, args),
+        BenchArgs::Data(args) => data::data(args),
     }
 }
 

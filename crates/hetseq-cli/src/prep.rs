@@ -1,5 +1,8 @@
 //! `hetseq prep`.
 
+mod bert;
+mod verify;
+
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -15,8 +18,12 @@ pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
             print_line(&format!("{}: {train} training and {test} test images of drawn digits", dir.display()));
             Ok(ExitCode::SUCCESS)
         }
+        PrepArgs::Bert(args) => bert::prep(args),
+        PrepArgs::Verify(args) => verify::verify(args),
     }
 }
+
+pub(crate) use bert::Quiet;
 
 /// Drawn digits as idx files; the test images are other drawings.
 pub(crate) fn write_digits(dir: &Path, train: usize, test: usize, seed: u64) -> anyhow::Result<()> {

@@ -37,6 +37,7 @@ pub mod error;
 pub mod mask;
 pub mod pace;
 pub mod plan;
+pub mod prep;
 pub mod pretrain;
 pub mod share;
 pub mod source;

@@ -7,7 +7,11 @@
 //! The cost of a sample is the width that its length class is padded to: an upper bound, the same in every epoch, at most
 //! 15 tokens above what is there.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
+use std::sync::Arc;
 
 use hetseq_random::Key;
 
@@ -25,7 +29,7 @@ use crate::tokenize::Vocabulary;
 /// A corpus as samples.
 #[derive(Debug)]
 pub struct TextSamples {
-    corpus: TextCorpus,
+    corpus: Arc<TextCorpus>,
     config: PretrainConfig,
     segments: Segments,
 }
@@ -51,8 +55,9 @@ struct Halves {
 }
 
 impl TextSamples {
-    pub fn new(corpus: TextCorpus, config: &PretrainConfig) -> Result<Self, DataError> {
+    pub fn new(corpus: impl Into<Arc<TextCorpus>>, config: &PretrainConfig) -> Result<Self, DataError> {
         config.check()?;
+        let corpus = corpus.into();
         let segments = Segments::cut(&corpus, config)?;
         Ok(TextSamples { corpus, config: config.clone(), segments })
     }

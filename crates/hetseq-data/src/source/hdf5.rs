@@ -172,6 +172,12 @@ impl<'a> Shard<'a> {
             return Err(DataError::WrongKind { path: path.to_owned(), expected, found });
         }
         let file = File::open_streaming(path).map_err(|reason| bad(path, "(file)", reason.to_string()))?;
+        // The end that the file was closed with, as the C library checks it: what is cut off may be what nobody reads.
+        let end = file.superblock().eof_address;
+        if file_bytes < end {
+            let problem = format!("it was cut short: {file_bytes} of {end} bytes are there");
+            return Err(bad(path, "(file)", problem));
+        }
         let dataset = |name: &str| {
             file.dataset(name).map_err(|reason| bad(path, name, format!("it is missing or unreadable ({reason})")))
         };

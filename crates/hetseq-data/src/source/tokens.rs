@@ -74,6 +74,10 @@ impl ShardBuilder {
         self.ids.len() / self.width.bytes()
     }
 
+    pub fn documents(&self) -> usize {
+        self.document_ends.len()
+    }
+
     /// Header and tables.
     fn parts(&self) -> (Vec<u8>, Vec<u8>) {
         let mut ends = vec![0; self.ids.len().next_multiple_of(8) - self.ids.len()];

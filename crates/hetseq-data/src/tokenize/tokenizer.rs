@@ -1,7 +1,7 @@
 //! A tokenizer and its files: `tokenizer.json`, `vocab.txt` and `tokenizer_config.json`, as `AutoTokenizer` loads them.
 
 use std::collections::HashMap;
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::path::Path;
 
 use fs_err as fs;
@@ -55,8 +55,11 @@ impl Tokenizer {
     fn bert(vocabulary: &[u8], cased: bool, path: &Path) -> Result<Self, DataError> {
         let failed = |reason: tokenizers::Error| bad(path, reason.to_string());
         let ids = WordPiece::read_bytes(vocabulary).map_err(failed)?;
-        let id = |name: &str| ids.get(name).copied().ok_or_else(|| lacks(path, name));
-        let (cls, sep) = (id("[CLS]")?, id("[SEP]")?);
+        // The crate would add those that are missing, with ids that the vocabulary's owner does not expect.
+        if let Some(missing) = SPECIAL_TOKENS.iter().find(|token| !ids.contains_key(**token)) {
+            return Err(lacks(path, missing));
+        }
+        let (cls, sep) = (ids["[CLS]"], ids["[SEP]"]);
         let model = WordPiece::builder().vocab(ids).build().map_err(failed)?;
         let mut inner = tokenizers::Tokenizer::new(model);
         inner
@@ -104,15 +107,13 @@ impl Tokenizer {
         Encoder::new(self)
     }
 
-    /// Writes the three files; each is whole or not there.
+    /// Writes the three files, each whole or not there, `tokenizer.json` last: where it is, the others are.
     pub fn write(&self, dir: &Path) -> Result<(), DataError> {
         let path = dir.join(TOKENIZER_FILE);
-        let mut text = self.inner.to_string(true).map_err(|reason| bad(&path, reason.to_string()))?;
-        text.push('\n');
-        write_whole(&path, |file| file.write_all(text.as_bytes()))?;
+        let text = self.inner.to_string(true).map_err(|reason| bad(&path, reason.to_string()))?;
         write_whole(&dir.join(VOCABULARY_FILE), |file| file.write_all(self.listing().as_bytes()))?;
-        let config = format!("{:#}\n", self.config());
-        write_whole(&dir.join(CONFIG_FILE), |file| file.write_all(config.as_bytes()))
+        write_whole(&dir.join(CONFIG_FILE), |file| writeln!(file, "{:#}", self.config()))?;
+        write_whole(&path, |file| writeln!(file, "{text}"))
     }
 
     /// One token a line; an id without a token is called `[unusedN]`, as in BERT's own vocabularies.

@@ -1,8 +1,16 @@
 //! What the trainer relies on, tested through the public interface. One binary, so that it links once.
 
 #[cfg(test)]
+mod hdf5;
+#[cfg(test)]
 mod idx;
 #[cfg(test)]
 mod plan;
 #[cfg(test)]
+mod prep;
+#[cfg(test)]
+mod shards;
+#[cfg(test)]
 mod share;
+#[cfg(test)]
+mod tokenizer;
