@@ -4,15 +4,21 @@ use crate::cluster::Job;
 
 #[test]
 fn every_subcommand_explains_itself() {
-    let told: [(&str, &[&str]); 9] = [
+    let told: [(&str, &[&str]); 12] = [
         ("", &["train", "eval", "demo", "devices", "bench", "prep", "hetseq demo", "--set"]),
         ("train", &["CONFIG", "--set", "--weight", "--resume", "--reset", "--distributed-rank", "RANK", "75"]),
         ("eval", &["CONFIG", "--set", "--checkpoint", "--json", "--distributed-rank"]),
         ("demo", &["--dir", "--slowdown"]),
         ("devices", &["--json"]),
-        ("bench", &["step"]),
+        ("bench", &["step", "data"]),
+        ("bench data", &["DIRS", "--batch", "--max-seq-length", "--json"]),
         ("bench step", &["--devices", "--batch", "--json"]),
-        ("prep", &["digits"]),
+        ("prep", &["digits", "bert", "verify"]),
+        (
+            "prep bert",
+            &["INPUT", "--output", "--vocab-size", "--valid-fraction", "--format", "--dupe-factor", "--shard-mb"],
+        ),
+        ("prep verify", &["DIR", "--vocab-size", "--json"]),
         ("prep digits", &["--train", "--test", "--seed"]),
     ];
     for (command, words) in told {

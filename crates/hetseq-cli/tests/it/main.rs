@@ -14,6 +14,7 @@ mod run_dir;
 mod eval;
 mod exact;
 mod help;
+mod prep;
 mod refusals;
 mod resume;
 mod signals;

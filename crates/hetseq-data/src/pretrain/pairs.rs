@@ -10,7 +10,8 @@
 //! and the longest sentence loses a few tokens at its end. The places are chosen before the coin is tossed, so that
 //! they tell nothing about the label.
 //!
-//! Two samples of the same document do not exchange: their halves might well follow each other.
+//! Two samples of the same document do not exchange: their halves might well follow each other. Where such pairs are
+//! likely, in a corpus of few documents, the others exchange more often, so that the labels stay even.
 
 use std::ops::Range;
 
@@ -75,6 +76,11 @@ impl Permutation {
         }
         Some(at)
     }
+}
+
+/// How likely a pair of different documents exchanges, if a pair is of one document with this probability.
+pub(super) fn heads(same_document: f64) -> f64 {
+    (0.5 / (1.0 - same_document.clamp(0.0, 0.999))).min(1.0)
 }
 
 /// Where two samples part, each a number of tokens from its beginning.

@@ -41,37 +41,56 @@ pub(super) struct Segments {
     classes: Vec<Range<u32>>,
     /// The most text that a sample of each class may have.
     limits: Vec<usize>,
+    /// How likely two samples of each class are of one document.
+    same_document: Vec<f64>,
+}
+
+/// What the samples of a class have in common.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Class {
+    pub(super) samples: Range<u32>,
+    /// The most text that one of them may have.
+    pub(super) limit: usize,
+    /// How likely two of them are of one document.
+    pub(super) same_document: f64,
 }
 
 impl Segments {
     pub(super) fn cut(corpus: &TextCorpus, config: &PretrainConfig) -> Result<Self, DataError> {
         let most = config.most_text();
         let special = config.special_tokens();
+        let class_of = |length: usize| (length + special).div_ceil(CLASS_TOKENS) - 1;
+        let class_count = config.max_seq_length.div_ceil(CLASS_TOKENS);
         let key = Key::root(config.cut_seed).name("segments");
         let cut_shard = |(at, shard): (usize, &TokenShard)| {
             let mut segments = Vec::with_capacity(shard.tokens() / most + shard.documents());
+            // Per class: how many samples a document has, and how many pairs of samples are of one document.
+            let (mut own, mut pairs) = (vec![0u64; class_count], vec![0u64; class_count]);
             let key = key.index(at as u64);
             let mut first = 0;
             for document in 0..shard.documents() {
                 let end = shard.document_end(document);
+                own.fill(0);
                 cut_document(shard, first..end, most, config.short_seq_prob, key.index(document as u64), |tokens| {
+                    let class = class_of(tokens.len());
+                    pairs[class] += own[class];
+                    own[class] += 1;
                     let (start, length) = (tokens.start as u32, tokens.len() as u16);
                     segments.push(Segment { shard: at as u16, length, start });
                 });
                 first = end;
             }
-            segments
+            (segments, pairs)
         };
-        let per_shard: Vec<Vec<Segment>> = corpus.shards().par_iter().enumerate().map(cut_shard).collect();
+        let (per_shard, pairs): (Vec<Vec<Segment>>, Vec<Vec<u64>>) =
+            corpus.shards().par_iter().enumerate().map(cut_shard).unzip();
         let samples: u64 = per_shard.iter().map(|segments| segments.len() as u64).sum();
         if samples >= u64::from(u32::MAX) || corpus.shards().len() > usize::from(u16::MAX) {
             return Err(CorpusError::TooManySamples { dir: corpus.dir().to_owned(), samples }.into());
         }
 
-        let class_of = |segment: &Segment| (usize::from(segment.length) + special).div_ceil(CLASS_TOKENS) - 1;
-        let class_count = config.max_seq_length.div_ceil(CLASS_TOKENS);
         let mut counts = vec![0u32; class_count];
-        per_shard.iter().flatten().for_each(|segment| counts[class_of(segment)] += 1);
+        per_shard.iter().flatten().for_each(|segment| counts[class_of(usize::from(segment.length))] += 1);
         let mut classes = Vec::with_capacity(class_count);
         let mut next = 0;
         for count in counts {
@@ -81,12 +100,18 @@ impl Segments {
         let mut places: Vec<usize> = classes.iter().map(|class| class.start as usize).collect();
         let mut segments = vec![Segment { shard: 0, length: 0, start: 0 }; next as usize];
         for segment in per_shard.into_iter().flatten() {
-            let place = &mut places[class_of(&segment)];
+            let place = &mut places[class_of(usize::from(segment.length))];
             segments[*place] = segment;
             *place += 1;
         }
         let limits = (1..=class_count).map(|class| (class * CLASS_TOKENS - special).min(most)).collect();
-        Ok(Segments { segments, classes, limits })
+        let same_document = classes.iter().enumerate().map(|(class, samples)| {
+            let of_one: u64 = pairs.iter().map(|pairs| pairs[class]).sum();
+            let all = samples.len() as f64 * (samples.len() as f64 - 1.0) / 2.0;
+            if all > 0.0 { of_one as f64 / all } else { 1.0 }
+        });
+        let same_document = same_document.collect();
+        Ok(Segments { segments, classes, limits, same_document })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -97,10 +122,14 @@ impl Segments {
         self.segments.get(sample as usize).copied()
     }
 
-    /// The samples of the class of `sample`, and the most text that one of them may have.
-    pub(super) fn class(&self, sample: u32) -> (Range<u32>, usize) {
+    /// The class of a sample.
+    pub(super) fn class(&self, sample: u32) -> Class {
         let at = self.classes.partition_point(|class| class.end <= sample);
-        (self.classes.get(at).cloned().unwrap_or(0..0), self.limits.get(at).copied().unwrap_or(0))
+        Class {
+            samples: self.classes.get(at).cloned().unwrap_or(0..0),
+            limit: self.limits.get(at).copied().unwrap_or(0),
+            same_document: self.same_document.get(at).copied().unwrap_or(1.0),
+        }
     }
 
     /// The text of each sample at most, in the order of sample ids: its own if it stays alone, else its class's.

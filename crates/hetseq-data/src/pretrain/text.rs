@@ -17,8 +17,8 @@ use hetseq_random::Key;
 
 use super::batch::PretrainBatch;
 use super::config::PretrainConfig;
-use super::pairs::{Places, partner, places};
-use super::segments::{Segment, Segments};
+use super::pairs::{Places, heads, partner, places};
+use super::segments::{Class, Segment, Segments};
 use crate::error::{CorpusError, DataError};
 use crate::mask::{Masked, mask};
 use crate::plan::Costs;
@@ -120,9 +120,9 @@ impl TextSamples {
         row.ids.clear();
         row.ids.push(special.cls);
         if self.config.next_sentence {
-            let (class, limit) = self.segments.class(id);
-            let halves = self.halves(id, own, class, limit, key, desk);
-            let mut excess = (halves.first.len() + halves.second.len()).saturating_sub(limit);
+            let class = self.segments.class(id);
+            let halves = self.halves(id, own, &class, key, desk);
+            let mut excess = (halves.first.len() + halves.second.len()).saturating_sub(class.limit);
             if excess == 0 {
                 self.append(own.shard, halves.first, row)?;
                 row.ids.push(special.sep);
@@ -163,17 +163,10 @@ impl TextSamples {
     }
 
     /// Finds a sample's partner, where the two part, and whether they exchange. Both find the same.
-    fn halves(
-        &self,
-        id: u32,
-        own: Segment,
-        class: Range<u32>,
-        limit: usize,
-        key: &dyn Fn(u32) -> Key,
-        desk: &mut Desk,
-    ) -> Halves {
-        let epoch = key(0).name("pairs").index(u64::from(class.start));
-        let partner = partner(id, class, epoch).and_then(|other| Some((other, self.segments.get(other)?)));
+    fn halves(&self, id: u32, own: Segment, class: &Class, key: &dyn Fn(u32) -> Key, desk: &mut Desk) -> Halves {
+        let epoch = key(0).name("pairs").index(u64::from(class.samples.start));
+        let partner =
+            partner(id, class.samples.clone(), epoch).and_then(|other| Some((other, self.segments.get(other)?)));
         let Some((other_id, other)) = partner.filter(|(_, other)| !self.is_same_document(&own, other)) else {
             self.places(&own, &mut desk.places[0]);
             let choice = key(id).name("part").below(0, desk.places[0].len() as u64) as usize;
@@ -190,14 +183,14 @@ impl TextSamples {
         let chosen = places(
             (low_places, usize::from(low.length)),
             (high_places, usize::from(high.length)),
-            limit,
+            class.limit,
             pair.name("places"),
         );
         let (own_place, other_place) = match (is_low, chosen) {
             (true, Places { first, second }) => (first, second),
             (false, Places { first, second }) => (second, first),
         };
-        let is_exchanged = pair.name("coin").unit(0) < 0.5;
+        let is_exchanged = f64::from(pair.name("coin").unit(0)) < heads(class.same_document);
         let (second, place) = if is_exchanged { (other, other_place) } else { (own, own_place) };
         Halves {
             first: own.tokens().start..own.tokens().start + own_place,

@@ -131,6 +131,15 @@ fn labels_are_right_and_fair() {
 }
 
 #[test]
+fn labels_are_fair_among_few_documents_too() {
+    let corpus = corpus(3, 400, &PretrainConfig::default());
+    let random: usize = (0..20).map(|epoch| corpus.epoch(epoch).iter().filter(|row| row.is_random_next).count()).sum();
+    let n = 20.0 * corpus.samples.len() as f64;
+    // Partners of one document toss no coin, and which are is drawn too: a little wider than coins alone.
+    assert!((random as f64 / n - 0.5).abs() < 6.0 * (0.25 / (n / 2.0)).sqrt(), "{} of {n}", random as f64 / n);
+}
+
+#[test]
 fn lengths_say_nothing_about_labels() {
     let corpus = corpus(3000, 30, &PretrainConfig::default());
     let rows = corpus.epoch(0);
