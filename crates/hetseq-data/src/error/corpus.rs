@@ -62,6 +62,9 @@ pub enum CorpusError {
     #[error("{} holds {samples} samples, and at most {} can be told apart; use a part of it", .dir.display(), u32::MAX)]
     TooManySamples { dir: PathBuf, samples: u64 },
 
+    #[error("{} has {shards} shards, and at most {} can be told apart; prepare it with a larger --shard-mb", .dir.display(), u16::MAX)]
+    TooManyShards { dir: PathBuf, shards: usize },
+
     #[error("there is no sample {sample}; there are {samples}")]
     NoSuchSample { sample: u32, samples: usize },
 }

@@ -25,8 +25,6 @@ pub struct PretrainBatch {
 }
 
 impl PretrainBatch {
-    /// # Panics
-    /// If a row masks a position that it does not have.
     pub(super) fn new(rows: &[Row], pad: u32, config: &PretrainConfig) -> Self {
         let longest = rows.iter().map(|row| row.ids.len()).max().unwrap_or(0);
         let seq = config.padded(longest);
@@ -48,10 +46,7 @@ impl PretrainBatch {
             batch.segment_ids.resize(end, 0);
             batch.lengths.push(row.ids.len() as i32);
             batch.masked_ids.extend(row.masked_ids.iter().map(|&id| id as i32));
-            batch.masked_positions.extend(row.masked_positions.iter().map(|&position| {
-                assert!((position as usize) < row.ids.len(), "position {position} of {}", row.ids.len());
-                (at * seq) as i32 + position as i32
-            }));
+            batch.masked_positions.extend(row.masked_positions.iter().map(|&column| (at * seq) as i32 + column as i32));
             if let Some(labels) = &mut batch.next_sentence {
                 labels.push(i32::from(row.is_random_next));
             }

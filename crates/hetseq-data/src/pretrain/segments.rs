@@ -37,15 +37,10 @@ impl Segment {
 #[derive(Debug)]
 pub(super) struct Segments {
     segments: Vec<Segment>,
-    /// The sample ids of each class, ascending.
-    classes: Vec<Range<u32>>,
-    /// The most text that a sample of each class may have.
-    limits: Vec<usize>,
-    /// How likely two samples of each class are of one document.
-    same_document: Vec<f64>,
+    classes: Vec<Class>,
 }
 
-/// What the samples of a class have in common.
+/// What the samples of a length class have in common.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Class {
     pub(super) samples: Range<u32>,
@@ -57,61 +52,37 @@ pub(super) struct Class {
 
 impl Segments {
     pub(super) fn cut(corpus: &TextCorpus, config: &PretrainConfig) -> Result<Self, DataError> {
-        let most = config.most_text();
-        let special = config.special_tokens();
-        let class_of = |length: usize| (length + special).div_ceil(CLASS_TOKENS) - 1;
-        let class_count = config.max_seq_length.div_ceil(CLASS_TOKENS);
-        let key = Key::root(config.cut_seed).name("segments");
-        let cut_shard = |(at, shard): (usize, &TokenShard)| {
-            let mut segments = Vec::with_capacity(shard.tokens() / most + shard.documents());
-            // Per class: how many samples a document has, and how many pairs of samples are of one document.
-            let (mut own, mut pairs) = (vec![0u64; class_count], vec![0u64; class_count]);
-            let key = key.index(at as u64);
-            let mut first = 0;
-            for document in 0..shard.documents() {
-                let end = shard.document_end(document);
-                own.fill(0);
-                cut_document(shard, first..end, most, config.short_seq_prob, key.index(document as u64), |tokens| {
-                    let class = class_of(tokens.len());
-                    pairs[class] += own[class];
-                    own[class] += 1;
-                    let (start, length) = (tokens.start as u32, tokens.len() as u16);
-                    segments.push(Segment { shard: at as u16, length, start });
-                });
-                first = end;
-            }
-            (segments, pairs)
-        };
-        let (per_shard, pairs): (Vec<Vec<Segment>>, Vec<Vec<u64>>) =
-            corpus.shards().par_iter().enumerate().map(cut_shard).unzip();
-        let samples: u64 = per_shard.iter().map(|segments| segments.len() as u64).sum();
-        if samples >= u64::from(u32::MAX) || corpus.shards().len() > usize::from(u16::MAX) {
+        if corpus.shards().len() > usize::from(u16::MAX) {
+            let (dir, shards) = (corpus.dir().to_owned(), corpus.shards().len());
+            return Err(CorpusError::TooManyShards { dir, shards }.into());
+        }
+        let shards = corpus.shards().par_iter().enumerate();
+        let cut: Vec<CutShard> = shards.map(|(at, shard)| CutShard::new(at as u16, shard, config)).collect();
+        let samples: u64 = cut.iter().map(|shard| shard.segments.len() as u64).sum();
+        if samples >= u64::from(u32::MAX) {
             return Err(CorpusError::TooManySamples { dir: corpus.dir().to_owned(), samples }.into());
         }
-
-        let mut counts = vec![0u32; class_count];
-        per_shard.iter().flatten().for_each(|segment| counts[class_of(usize::from(segment.length))] += 1);
-        let mut classes = Vec::with_capacity(class_count);
-        let mut next = 0;
-        for count in counts {
-            classes.push(next..next + count);
-            next += count;
+        let mut classes = Vec::new();
+        let mut start = 0;
+        for class in 0..class_count(config) {
+            let total = |of: fn(&CutShard) -> &[u64]| cut.iter().map(|shard| of(shard)[class]).sum::<u64>();
+            let (count, of_one_document) = (total(|shard| &shard.counts), total(|shard| &shard.pairs));
+            let pairs = count as f64 * (count as f64 - 1.0) / 2.0;
+            classes.push(Class {
+                samples: start..start + count as u32,
+                limit: ((class + 1) * CLASS_TOKENS - config.special_tokens()).min(config.most_text()),
+                same_document: if pairs > 0.0 { of_one_document as f64 / pairs } else { 1.0 },
+            });
+            start += count as u32;
         }
-        let mut places: Vec<usize> = classes.iter().map(|class| class.start as usize).collect();
-        let mut segments = vec![Segment { shard: 0, length: 0, start: 0 }; next as usize];
-        for segment in per_shard.into_iter().flatten() {
-            let place = &mut places[class_of(usize::from(segment.length))];
+        let mut places: Vec<usize> = classes.iter().map(|class| class.samples.start as usize).collect();
+        let mut segments = vec![Segment { shard: 0, length: 0, start: 0 }; samples as usize];
+        for segment in cut.into_iter().flat_map(|shard| shard.segments) {
+            let place = &mut places[class_of(usize::from(segment.length), config)];
             segments[*place] = segment;
             *place += 1;
         }
-        let limits = (1..=class_count).map(|class| (class * CLASS_TOKENS - special).min(most)).collect();
-        let same_document = classes.iter().enumerate().map(|(class, samples)| {
-            let of_one: u64 = pairs.iter().map(|pairs| pairs[class]).sum();
-            let all = samples.len() as f64 * (samples.len() as f64 - 1.0) / 2.0;
-            if all > 0.0 { of_one as f64 / all } else { 1.0 }
-        });
-        let same_document = same_document.collect();
-        Ok(Segments { segments, classes, limits, same_document })
+        Ok(Segments { segments, classes })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -122,23 +93,56 @@ impl Segments {
         self.segments.get(sample as usize).copied()
     }
 
-    /// The class of a sample.
-    pub(super) fn class(&self, sample: u32) -> Class {
-        let at = self.classes.partition_point(|class| class.end <= sample);
-        Class {
-            samples: self.classes.get(at).cloned().unwrap_or(0..0),
-            limit: self.limits.get(at).copied().unwrap_or(0),
-            same_document: self.same_document.get(at).copied().unwrap_or(1.0),
-        }
+    /// The class of a sample, if there is such a sample.
+    pub(super) fn class(&self, sample: u32) -> Option<&Class> {
+        self.classes.get(self.classes.partition_point(|class| class.samples.end <= sample))
     }
 
     /// The text of each sample at most, in the order of sample ids: its own if it stays alone, else its class's.
     pub(super) fn bounds(&self, alone: bool) -> impl Iterator<Item = usize> + '_ {
-        let classes = self.classes.iter().zip(&self.limits);
-        classes.flat_map(move |(class, &limit)| {
-            let own = self.segments[class.start as usize..class.end as usize].iter();
-            own.map(move |segment| if alone { usize::from(segment.length) } else { limit })
+        self.classes.iter().flat_map(move |class| {
+            let own = self.segments[class.samples.start as usize..class.samples.end as usize].iter();
+            own.map(move |segment| if alone { usize::from(segment.length) } else { class.limit })
         })
+    }
+}
+
+fn class_count(config: &PretrainConfig) -> usize {
+    config.max_seq_length.div_ceil(CLASS_TOKENS)
+}
+
+fn class_of(length: usize, config: &PretrainConfig) -> usize {
+    (length + config.special_tokens()).div_ceil(CLASS_TOKENS) - 1
+}
+
+/// A shard in segments, in its own order.
+struct CutShard {
+    segments: Vec<Segment>,
+    /// Per class: how many there are, and how many pairs of them are of one document.
+    counts: Vec<u64>,
+    pairs: Vec<u64>,
+}
+
+impl CutShard {
+    fn new(at: u16, shard: &TokenShard, config: &PretrainConfig) -> Self {
+        let key = Key::root(config.cut_seed).name("segments").index(u64::from(at));
+        let (most, none) = (config.most_text(), vec![0; class_count(config)]);
+        let segments = Vec::with_capacity(shard.tokens() / most + shard.documents());
+        let mut cut = CutShard { segments, counts: none.clone(), pairs: none.clone() };
+        let mut before = none;
+        let mut first = 0;
+        for document in 0..shard.documents() {
+            let end = shard.document_end(document);
+            before.copy_from_slice(&cut.counts);
+            cut_document(shard, first..end, most, config.short_seq_prob, key.index(document as u64), |tokens| {
+                let class = class_of(tokens.len(), config);
+                cut.pairs[class] += cut.counts[class] - before[class];
+                cut.counts[class] += 1;
+                cut.segments.push(Segment { shard: at, length: tokens.len() as u16, start: tokens.start as u32 });
+            });
+            first = end;
+        }
+        cut
     }
 }
 
@@ -222,7 +226,7 @@ mod tests {
         assert_eq!(cut(&[12, 12, 1], 12, 0.0, key), [0..12, 12..23, 23..25], "no single token is left over");
         assert_eq!(cut(&[30], 12, 0.0, key), [0..12, 12..24, 24..30], "a long sentence is cut");
         assert_eq!(cut(&[2, 30, 2], 12, 0.0, key), [0..2, 2..14, 14..26, 26..34]);
-        assert_eq!(cut(&[1], 12, 0.0, key), [0..1]);
+        assert_eq!(cut(&[1, 1], 12, 0.0, key), vec![0..2; 1]);
     }
 
     #[test]

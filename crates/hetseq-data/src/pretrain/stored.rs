@@ -119,8 +119,7 @@ impl StoredSamples {
             return Err(CorpusError::NoSuchSample { sample: id, samples: self.len() }.into());
         };
         let start = if at == 0 { 0 } else { self.ends[at - 1] };
-        rows.read((id - start) as usize, row);
-        Ok(())
+        rows.read((id - start) as usize, row)
     }
 }
 

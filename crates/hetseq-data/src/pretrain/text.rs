@@ -4,8 +4,8 @@
 //! exchanged its second half with another sample ([`pairs`](super::pairs)); then it is masked ([`mask`](crate::mask)).
 //! All of it is a pure function of the corpus, the config and the keys of the epoch.
 //!
-//! The cost of a sample is the width that its length class is padded to: an upper bound, the same in every epoch, at most
-//! 15 tokens above what is there.
+//! The cost of a sample is the width that its length class is padded to: an upper bound, the same in every epoch, and
+//! seldom more than a dozen tokens above what is there.
 
 #[cfg(test)]
 mod tests;
@@ -39,18 +39,23 @@ pub struct TextSamples {
 struct Desk {
     /// Where a sample and its partner may part.
     places: [Vec<usize>; 2],
-    sentences: Vec<Range<usize>>,
+    pieces: Vec<Piece>,
     masked: Vec<Masked>,
+}
+
+/// Some tokens of a shard.
+#[derive(Debug)]
+struct Piece {
+    shard: u16,
+    tokens: Range<usize>,
 }
 
 /// The two halves of a sample in an epoch.
 #[derive(Debug)]
 struct Halves {
-    first: Range<usize>,
-    second: Range<usize>,
-    /// Of the second half; the first is in the sample's own.
-    second_shard: u16,
-    /// Whose the second half is.
+    first: Piece,
+    second: Piece,
+    /// Whether the second half is another sample's.
     is_exchanged: bool,
 }
 
@@ -115,43 +120,30 @@ impl TextSamples {
     }
 
     fn fill(&self, id: u32, key: &dyn Fn(u32) -> Key, desk: &mut Desk, row: &mut Row) -> Result<(), DataError> {
-        let own = self.segments.get(id).ok_or(CorpusError::NoSuchSample { sample: id, samples: self.len() })?;
+        let (Some(own), Some(class)) = (self.segments.get(id), self.segments.class(id)) else {
+            return Err(CorpusError::NoSuchSample { sample: id, samples: self.len() }.into());
+        };
         let special = self.vocabulary().special;
         row.ids.clear();
         row.ids.push(special.cls);
-        if self.config.next_sentence {
-            let class = self.segments.class(id);
-            let halves = self.halves(id, own, &class, key, desk);
-            let mut excess = (halves.first.len() + halves.second.len()).saturating_sub(class.limit);
-            if excess == 0 {
-                self.append(own.shard, halves.first, row)?;
-                row.ids.push(special.sep);
-                row.first_segment = row.ids.len();
-                self.append(halves.second_shard, halves.second, row)?;
-            } else {
-                desk.sentences.clear();
-                self.sentences(own.shard, halves.first, &mut desk.sentences);
-                let first = desk.sentences.len();
-                self.sentences(halves.second_shard, halves.second, &mut desk.sentences);
-                while excess > 0
-                    && let Some(longest) = desk.sentences.iter_mut().max_by_key(|sentence| sentence.len())
-                {
-                    longest.end -= 1;
-                    excess -= 1;
-                }
-                desk.sentences[..first].iter().try_for_each(|tokens| self.append(own.shard, tokens.clone(), row))?;
-                row.ids.push(special.sep);
-                row.first_segment = row.ids.len();
-                let mut second = desk.sentences[first..].iter();
-                second.try_for_each(|tokens| self.append(halves.second_shard, tokens.clone(), row))?;
-            }
+        desk.pieces.clear();
+        let has_second = self.config.next_sentence;
+        let first_pieces = if has_second {
+            let halves = self.halves(id, own, class, key, desk);
             row.is_random_next = halves.is_exchanged;
+            self.fit(halves, class.limit, &mut desk.pieces)
         } else {
-            self.append(own.shard, own.tokens(), row)?;
-        }
+            row.is_random_next = false;
+            desk.pieces.push(Piece { shard: own.shard, tokens: own.tokens() });
+            1
+        };
+        let (first, second) = desk.pieces.split_at(first_pieces);
+        first.iter().try_for_each(|piece| self.append(piece, row))?;
         row.ids.push(special.sep);
-        if !self.config.next_sentence {
-            row.first_segment = row.ids.len();
+        row.first_segment = row.ids.len();
+        if has_second {
+            second.iter().try_for_each(|piece| self.append(piece, row))?;
+            row.ids.push(special.sep);
         }
 
         mask(&mut row.ids, key(id).name("mask"), &self.config.masking, self.vocabulary(), &mut desk.masked);
@@ -170,9 +162,8 @@ impl TextSamples {
         let Some((other_id, other)) = partner.filter(|(_, other)| !self.is_same_document(&own, other)) else {
             self.places(&own, &mut desk.places[0]);
             let choice = key(id).name("part").below(0, desk.places[0].len() as u64) as usize;
-            let parted = own.tokens().start + desk.places[0][choice];
-            let (first, second) = (own.tokens().start..parted, parted..own.tokens().end);
-            return Halves { first, second, second_shard: own.shard, is_exchanged: false };
+            let place = desk.places[0][choice];
+            return Halves { first: own.until(place), second: own.from(place), is_exchanged: false };
         };
         let is_low = id < other_id;
         let (low, high) = if is_low { (own, other) } else { (other, own) };
@@ -191,13 +182,28 @@ impl TextSamples {
             (false, Places { first, second }) => (second, first),
         };
         let is_exchanged = f64::from(pair.name("coin").unit(0)) < heads(class.same_document);
-        let (second, place) = if is_exchanged { (other, other_place) } else { (own, own_place) };
-        Halves {
-            first: own.tokens().start..own.tokens().start + own_place,
-            second: second.tokens().start + place..second.tokens().end,
-            second_shard: second.shard,
-            is_exchanged,
+        let second = if is_exchanged { other.from(other_place) } else { own.from(own_place) };
+        Halves { first: own.until(own_place), second, is_exchanged }
+    }
+
+    /// Appends the pieces of both halves, and returns how many are of the first. If they are longer than `limit`, the pieces
+    /// are sentences, and the longest loses what is too much.
+    fn fit(&self, halves: Halves, limit: usize, pieces: &mut Vec<Piece>) -> usize {
+        let mut excess = (halves.first.tokens.len() + halves.second.tokens.len()).saturating_sub(limit);
+        if excess == 0 {
+            pieces.extend([halves.first, halves.second]);
+            return 1;
         }
+        self.sentences(&halves.first, pieces);
+        let first = pieces.len();
+        self.sentences(&halves.second, pieces);
+        while excess > 0
+            && let Some(longest) = pieces.iter_mut().max_by_key(|piece| piece.tokens.len())
+        {
+            longest.tokens.end -= 1;
+            excess -= 1;
+        }
+        first
     }
 
     fn is_same_document(&self, one: &Segment, other: &Segment) -> bool {
@@ -210,38 +216,49 @@ impl TextSamples {
         let shard = &self.corpus.shards()[usize::from(segment.shard)];
         let Range { start, end } = segment.tokens();
         places.clear();
-        let mut sentence = shard.sentence_of(start);
-        while shard.sentence_end(sentence) < end {
-            places.push(shard.sentence_end(sentence) - start);
-            sentence += 1;
-        }
+        let ends = (shard.sentence_of(start)..shard.sentences()).map(|sentence| shard.sentence_end(sentence));
+        places.extend(ends.take_while(|&at| (start..end).contains(&at)).map(|at| at - start));
         if places.is_empty() {
             places.push((end - start).div_ceil(2));
         }
     }
 
-    /// Appends the sentences that `tokens` consist of.
-    fn sentences(&self, shard: u16, tokens: Range<usize>, sentences: &mut Vec<Range<usize>>) {
-        let shard = &self.corpus.shards()[usize::from(shard)];
+    /// Appends the sentences that a piece consists of.
+    fn sentences(&self, piece: &Piece, sentences: &mut Vec<Piece>) {
+        let Piece { shard: number, tokens } = piece;
+        let shard = &self.corpus.shards()[usize::from(*number)];
         let mut start = tokens.start;
-        let mut sentence = shard.sentence_of(start);
-        while start < tokens.end {
+        for sentence in shard.sentence_of(start)..shard.sentences() {
             let end = shard.sentence_end(sentence).min(tokens.end);
-            sentences.push(start..end);
+            if start >= end {
+                break;
+            }
+            sentences.push(Piece { shard: *number, tokens: start..end });
             start = end;
-            sentence += 1;
         }
     }
 
-    fn append(&self, shard: u16, tokens: Range<usize>, row: &mut Row) -> Result<(), DataError> {
-        let shard = &self.corpus.shards()[usize::from(shard)];
+    fn append(&self, piece: &Piece, row: &mut Row) -> Result<(), DataError> {
+        let shard = &self.corpus.shards()[usize::from(piece.shard)];
         let from = row.ids.len();
-        shard.ids(tokens, &mut row.ids);
+        shard.ids(piece.tokens.clone(), &mut row.ids);
         // Mapped bytes may have changed since they were written; an id that the model does not have would end it.
         let vocabulary = self.vocabulary().size();
         match row.ids[from..].iter().find(|&&id| id as usize >= vocabulary) {
             None => Ok(()),
             Some(&id) => Err(CorpusError::IdBeyondVocabulary { path: shard.path().to_owned(), id, vocabulary }.into()),
         }
+    }
+}
+
+impl Segment {
+    /// The first `tokens` of it.
+    fn until(&self, tokens: usize) -> Piece {
+        Piece { shard: self.shard, tokens: self.tokens().start..self.tokens().start + tokens }
+    }
+
+    /// What is left after the first `tokens`.
+    fn from(&self, tokens: usize) -> Piece {
+        Piece { shard: self.shard, tokens: self.tokens().start + tokens..self.tokens().end }
     }
 }

@@ -126,7 +126,7 @@ pub fn read_shape(path: &Path) -> Result<Hdf5Shape, DataError> {
 pub fn read_rows(path: &Path, vocabulary: Option<usize>) -> Result<Vec<u8>, DataError> {
     guarded(path, || {
         let shard = Shard::open(path)?;
-        let Hdf5Shape { rows, length, predictions } = shard.shape;
+        let Hdf5Shape { length, predictions, .. } = shard.shape;
         let ids = shard.numbers(&shard.input_ids, INPUT_IDS)?;
         let mask = shard.bits(&shard.input_mask, INPUT_MASK)?;
         let segments = shard.bits(&shard.segment_ids, SEGMENT_IDS)?;
@@ -135,12 +135,12 @@ pub fn read_rows(path: &Path, vocabulary: Option<usize>) -> Result<Vec<u8>, Data
         let labels = shard.bits(&shard.labels, LABELS)?;
         let reader = RowReader { path, vocabulary };
         let (mut builder, mut row) = (RowsBuilder::default(), Row::default());
-        for at in 0..rows {
+        for (at, &label) in labels.iter().enumerate() {
             let (tokens, predicted) = (at * length..(at + 1) * length, at * predictions..(at + 1) * predictions);
             reader.tokens(at, &ids[tokens.clone()], &mask[tokens.clone()], &mut row)?;
             reader.segments(at, &segments[tokens], &mut row)?;
             reader.masked(at, &positions[predicted.clone()], &masked_ids[predicted], &mut row)?;
-            row.is_random_next = labels[at];
+            row.is_random_next = label;
             builder.push(&row);
         }
         Ok(builder.finish())

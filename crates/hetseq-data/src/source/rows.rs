@@ -101,6 +101,7 @@ impl RowsBuilder {
 /// Rows that are read.
 #[derive(Debug)]
 pub struct Rows {
+    path: PathBuf,
     bytes: Bytes,
     width: IdWidth,
     pub largest_id: u32,
@@ -114,10 +115,7 @@ pub struct Rows {
 impl Rows {
     /// `path` is where the bytes come from, for errors.
     pub fn new(path: &Path, bytes: Bytes) -> Result<Self, DataError> {
-        let path = || PathBuf::from(path);
-        let damaged = |field, problem: &str| {
-            DataError::from(CorpusError::Damaged { path: path(), field, problem: problem.to_owned() })
-        };
+        let damaged = |field, problem| damaged(path, field, problem);
         let Some(header) = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(MAGIC)) else {
             return Err(damaged("header", "it does not begin with HETSEQRW"));
         };
@@ -138,14 +136,15 @@ impl Rows {
         if bytes.len() as u128 != expected_bytes {
             let shape = format!("{rows} rows of {tokens} tokens, {masked} masked");
             let found_bytes = bytes.len() as u64;
-            return Err(DataError::TooShort { path: path(), shape, expected_bytes, found_bytes });
+            return Err(DataError::TooShort { path: path.to_owned(), shape, expected_bytes, found_bytes });
         }
         let mut hash = [0; 32];
         hash.copy_from_slice(&header[48..80]);
         let (largest_id, longest_row) = (number(4), number(5));
-        let block = Rows { bytes, width, largest_id, longest_row, rows, tokens, masked, hash };
+        let path = path.to_owned();
+        let block = Rows { path, bytes, width, largest_id, longest_row, rows, tokens, masked, hash };
         if !block.ends_ascend(0, tokens) || !block.ends_ascend(1, masked) {
-            return Err(damaged("row ends", "they do not ascend to the total"));
+            return Err(self::damaged(&block.path, "row ends", "they do not ascend to the total"));
         }
         Ok(block)
     }
@@ -184,8 +183,9 @@ impl Rows {
         self.range(0, row).len()
     }
 
-    /// Reads a row into `out`; an empty one past the end.
-    pub fn read(&self, row: usize, out: &mut Row) {
+    /// Reads a row into `out`; an empty one past the end. Mapped bytes may have changed since they were written, so that
+    /// what the network would fall over is looked for.
+    pub fn read(&self, row: usize, out: &mut Row) -> Result<(), DataError> {
         out.ids.clear();
         out.masked_ids.clear();
         out.masked_positions.clear();
@@ -205,6 +205,13 @@ impl Rows {
         out.masked_positions.extend(masked.map(|at| u32::from(u16_at(places, at))));
         out.first_segment = usize::from(u16_at(self.bytes.get(firsts..).unwrap_or_default(), row)).min(out.ids.len());
         out.is_random_next = self.bytes.get(labels + row).is_some_and(|&label| label != 0);
+        if out.masked_positions.iter().any(|&position| position as usize >= out.ids.len()) {
+            return Err(damaged(&self.path, "positions", "one lies outside its row"));
+        }
+        if out.ids.iter().chain(&out.masked_ids).any(|&id| id > self.largest_id) {
+            return Err(damaged(&self.path, "ids", "one is larger than the largest"));
+        }
+        Ok(())
     }
 
     fn range(&self, table: usize, row: usize) -> Range<usize> {
@@ -215,4 +222,8 @@ impl Rows {
         let start = if row == 0 { 0 } else { u32_at(ends, row - 1) };
         start as usize..u32_at(ends, row) as usize
     }
+}
+
+fn damaged(path: &Path, field: &'static str, problem: &str) -> DataError {
+    CorpusError::Damaged { path: path.to_owned(), field, problem: problem.to_owned() }.into()
 }

@@ -41,7 +41,7 @@ fn decoded(path: &Path) -> Vec<Row> {
     let rows = Rows::new(path, Bytes::Owned(read_rows(path, None).unwrap())).unwrap();
     let read = |at| {
         let mut row = Row::default();
-        rows.read(at, &mut row);
+        rows.read(at, &mut row).unwrap();
         assert_eq!(rows.row_tokens(at), row.ids.len());
         row
     };
@@ -139,6 +139,14 @@ fn shards_that_do_not_fit_into_memory_are_unpacked_once_and_give_the_same() {
         StoredSamples::open(dir.path(), CorpusSplit::Train, &small).unwrap().fingerprint(),
         in_memory.fingerprint()
     );
+    // One that was changed in place is noticed where it would do harm.
+    let mut changed = whole.clone();
+    let end = changed.len();
+    changed[end - 1] = 0xff;
+    std::fs::write(&files()[0], changed).unwrap();
+    let mapped = StoredSamples::open(dir.path(), CorpusSplit::Train, &small).unwrap();
+    let error = mapped.collate(&ids).unwrap_err().to_string();
+    assert!(error.contains(".rows") && error.contains("larger than the largest"), "{error}");
     let mut shard = Hdf5Rows::new(32, 6);
     rows[..5].iter().for_each(|row| shard.push(row));
     shard.write(&path).unwrap();
@@ -159,7 +167,7 @@ fn a_file_cut_short_or_overwritten_is_an_error_that_names_it_and_never_a_panic()
         for place in (0..whole.len()).step_by(97) {
             let mut bytes = whole.clone();
             bytes[place] ^= 0xff;
-            bytes.get_mut(place + 1).map(|byte| *byte = byte.wrapping_add(17));
+            bytes[(place + 1) % whole.len()] ^= 17;
             std::fs::write(&path, bytes).unwrap();
             // It may happen to be a byte that nobody needs.
             if let Err(error) = read_rows(&path, None) {
