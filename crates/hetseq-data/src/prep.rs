@@ -14,6 +14,7 @@ mod parts;
 mod settings;
 mod vocabulary;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -80,6 +81,7 @@ fn claim(settings: &PrepSettings, record: &serde_json::Value) -> Result<Option<M
     fs::create_dir_all(dir).map_err(failed)?;
     if let Some(manifest) = Manifest::read(dir)? {
         compare(&manifest.settings)?;
+        clear_away(dir)?;
         return Ok(Some(manifest));
     }
     let path = dir.join(SETTINGS_FILE);
@@ -130,7 +132,7 @@ fn encode(
     })
 }
 
-/// Everything is there: list it, and clear away what only a restart needs.
+/// Everything is there: list it.
 fn conclude(
     settings: &PrepSettings,
     tokenizer: &Tokenizer,
@@ -147,16 +149,21 @@ fn conclude(
     if manifest.train == TextCounts::default() {
         return Err(CorpusError::NoText { inputs: settings.inputs.clone() }.into());
     }
-    let failed = |reason| DataError::Io { path: settings.output.clone(), reason };
-    // What a killed preparation was just writing.
-    for entry in fs::read_dir(&settings.output).map_err(failed)? {
+    manifest.write(&settings.output)?;
+    clear_away(&settings.output)?;
+    Ok(manifest)
+}
+
+/// Removes what only a restart needs, and what a killed preparation was just writing.
+fn clear_away(dir: &Path) -> Result<(), DataError> {
+    let failed = |reason| DataError::Io { path: dir.to_owned(), reason };
+    for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|ending| ending == "tmp") {
+        if path == dir.join(PARTS_DIR) {
+            fs::remove_dir_all(path).map_err(failed)?;
+        } else if path == dir.join(SETTINGS_FILE) || path.extension().is_some_and(|ending| ending == "tmp") {
             fs::remove_file(path).map_err(failed)?;
         }
     }
-    manifest.write(&settings.output)?;
-    fs::remove_dir_all(settings.output.join(PARTS_DIR)).map_err(failed)?;
-    fs::remove_file(settings.output.join(SETTINGS_FILE)).map_err(failed)?;
-    Ok(manifest)
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Where samples come from. One file per kind of source; each yields plain bytes and counts, nothing trained or random.
 //!
-//! Tasks call these once, when a run starts.
+//! Tasks call these once, when a run starts; [`text`] is read by [`prep`](crate::prep) before.
 
 pub mod bytes;
 pub mod corpus;

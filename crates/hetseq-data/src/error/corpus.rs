@@ -41,6 +41,13 @@ pub enum CorpusError {
     )]
     Unfinished { dir: PathBuf, file: &'static str },
 
+    #[error(
+        "there is no directory {}; set the data path to one that `hetseq prep bert` wrote, or that holds HDF5 shards in \
+         NVIDIA's layout",
+        .dir.display()
+    )]
+    NoDirectory { dir: PathBuf },
+
     #[error("{} has no {split} split; {remedy}", .dir.display())]
     NoSuchSplit { dir: PathBuf, split: &'static str, remedy: &'static str },
 

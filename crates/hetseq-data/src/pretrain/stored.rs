@@ -32,7 +32,8 @@ pub struct StoredSamples {
 }
 
 impl StoredSamples {
-    /// Reads the shards of a split: files whose names say so, see [`shard_files`].
+    /// Reads the shards of a split: `.hdf5` and `.h5` files with a word for it in their names (`train`, `training`; `valid`,
+    /// `validation`, `val`, `test`, `dev`, `eval`). Where no file has such a word, all are for training.
     pub fn open(dir: &Path, split: CorpusSplit, config: &PretrainConfig) -> Result<Self, DataError> {
         config.check()?;
         let files = shard_files(dir, split)?;
@@ -148,11 +149,10 @@ fn unpacked(path: &Path, dir: &Path, vocabulary: Option<usize>) -> Result<Rows, 
     Rows::new(&target, Bytes::map(&target)?)
 }
 
-/// The HDF5 files of a split in a directory, by name: those with a word for it in their name (`training`, `train`; `valid`,
-/// `validation`, `val`, `test`, `dev`, `eval`). Where no file has such a word, all are for training.
+/// The HDF5 files of a split in a directory, by name.
 pub(super) fn shard_files(dir: &Path, split: CorpusSplit) -> Result<Vec<PathBuf>, DataError> {
     if !dir.is_dir() {
-        return Err(DataError::MissingDirectory { dir: dir.to_owned() });
+        return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
     }
     let failed = |reason| DataError::Io { path: dir.to_owned(), reason };
     let mut files = Vec::new();

@@ -128,7 +128,7 @@ impl TextCorpus {
     /// Maps all shards of a split. Sizes, headers and offsets are checked; the tokens only by [`TextCorpus::verify`].
     pub fn open(dir: &Path, split: CorpusSplit) -> Result<Self, DataError> {
         if !dir.is_dir() {
-            return Err(DataError::MissingDirectory { dir: dir.to_owned() });
+            return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
         }
         let manifest =
             Manifest::read(dir)?.ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;

@@ -177,6 +177,11 @@ fn a_preparation_that_was_killed_is_mended() {
     std::fs::write(scene.path("killed/parts/00001.json"), "{").unwrap();
     to_the_end(&settings);
     assert!(scene.content("whole") == scene.content("killed"), "also without what was left half written");
+    // Killed after the last file, before it could clear away.
+    std::fs::create_dir(scene.path("killed/parts")).unwrap();
+    std::fs::write(scene.path("killed/prep.json"), "{}").unwrap();
+    to_the_end(&settings);
+    assert!(scene.content("whole") == scene.content("killed"));
 }
 
 #[test]
@@ -315,6 +320,8 @@ fn what_is_not_finished_or_not_there_says_so() {
     open(CorpusSplit::Train).unwrap();
     let error = open(CorpusSplit::Valid).unwrap_err().to_string();
     assert!(error.contains("no valid split") && error.contains("--valid-fraction"), "{error}");
+    let nowhere = PretrainData::open(&scene.path("nowhere"), CorpusSplit::Train, &PretrainConfig::default());
+    assert!(nowhere.unwrap_err().to_string().contains("no directory"));
     std::fs::remove_file(scene.path("out/train-00000.tokens")).unwrap();
     let error = open(CorpusSplit::Train).unwrap_err().to_string();
     assert!(error.contains("train-00000.tokens"), "{error}");

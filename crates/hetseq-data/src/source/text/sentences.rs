@@ -8,16 +8,18 @@
 //! It also takes text in which punctuation stands apart, as WikiText has it: `... the sea . It is ...`.
 
 /// Abbreviations that are followed by a capital letter more often than they end a sentence; in lower case.
-const ABBREVIATIONS: [&str; 34] = [
+const ABBREVIATIONS: [&str; 32] = [
     "mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "rev", "hon", "gen", "col", "lt", "sgt", "capt", "cmdr", "adm",
-    "gov", "sen", "rep", "vs", "etc", "e.g", "i.e", "cf", "no", "vol", "fig", "pp", "ca", "approx", "mt", "ft", "op",
+    "gov", "sen", "rep", "vs", "e.g", "i.e", "cf", "vol", "fig", "pp", "ca", "approx", "mt", "ft", "op",
 ];
 
 /// Calls `found` with each sentence of a paragraph, without white space at its ends.
 pub(super) fn split<'a>(paragraph: &'a str, mut found: impl FnMut(&'a str)) {
     let mut start = 0;
+    let mut is_quoting = false;
     let mut rest = paragraph.char_indices().peekable();
     while let Some((at, c)) = rest.next() {
+        is_quoting ^= c == '"';
         let ends_alone = is_ideographic_end(c);
         if !ends_alone && !is_end(c) {
             continue;
@@ -27,11 +29,12 @@ pub(super) fn split<'a>(paragraph: &'a str, mut found: impl FnMut(&'a str)) {
         while let Some(&(next_at, next)) = rest.peek() {
             let goes_on = is_end(next) || is_ideographic_end(next) || is_closing(next);
             // In spaced-out text the closing quote stands apart too: `" Stop . " He went .`
-            if next == ' ' && !apart && closes_apart(&paragraph[start..end], &paragraph[next_at..]) {
+            if next == ' ' && !apart && closes_apart(is_quoting, &paragraph[next_at..]) {
                 apart = true;
             } else if !goes_on || (apart && !is_closing(next)) {
                 break;
             }
+            is_quoting ^= next == '"';
             end = next_at + next.len_utf8();
             rest.next();
         }
@@ -39,6 +42,7 @@ pub(super) fn split<'a>(paragraph: &'a str, mut found: impl FnMut(&'a str)) {
         if is_over && !(c == '.' && is_abbreviation(&paragraph[start..at])) {
             give(&paragraph[start..end], &mut found);
             start = end;
+            is_quoting = false;
         }
     }
     give(&paragraph[start..], &mut found);
@@ -63,12 +67,11 @@ pub(super) fn is_closing(c: char) -> bool {
     matches!(c, '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '»' | '«' | '」' | '』' | '）')
 }
 
-/// Whether `rest` begins with a space and then a quote or bracket that belongs to the sentence `so_far`. A straight quote
-/// does if it is the second of two.
-fn closes_apart(so_far: &str, rest: &str) -> bool {
-    let mut chars = rest.chars().skip(1);
-    match chars.next() {
-        Some('"') => so_far.matches('"').count() % 2 == 1,
+/// Whether `rest` begins with a space and then a quote or bracket that belongs to the sentence before. A straight quote does
+/// if it is the second of two.
+fn closes_apart(is_quoting: bool, rest: &str) -> bool {
+    match rest.chars().nth(1) {
+        Some('"') => is_quoting,
         Some(c) => matches!(c, ')' | ']' | '”'),
         None => false,
     }
