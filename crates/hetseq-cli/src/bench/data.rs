@@ -1,6 +1,5 @@
 //! `hetseq bench data`: samples per second out of prepared data.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -158,11 +157,11 @@ fn made_up_text(words: u64) -> String {
         for syllable in 0..=word.below(0, 3) {
             text.push_str(SYLLABLES[word.below(1 + syllable, 16) as usize]);
         }
-        let _ = match at % 17 {
-            16 if key.below(2, 20) == 0 => write!(text, ".\n\n"),
-            16 => write!(text, ".\n"),
-            _ => write!(text, " "),
-        };
+        text.push_str(match at % 17 {
+            16 if key.below(2, 20) == 0 => ".\n\n",
+            16 => ".\n",
+            _ => " ",
+        });
     }
     text
 }
