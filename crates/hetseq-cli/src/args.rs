@@ -131,6 +131,7 @@ pub(crate) struct DevicesArgs {
 pub(crate) enum BenchArgs {
     Step(BenchStepArgs),
     Comm(BenchCommArgs),
+    Data(BenchDataArgs),
 }
 
 /// Time the sum of a vector over ranks, and verify it: processes on this machine, or, with a place among the ranks, the
@@ -197,6 +198,28 @@ impl RouteArg {
     }
 }
 
+/// Time how fast samples for pre-training BERT come out of prepared data, in the order of a training epoch.
+#[derive(Debug, Args)]
+pub(crate) struct BenchDataArgs {
+    /// Directories that `hetseq prep bert` wrote, or with shards in NVIDIA's layout (default: both, of made-up text)
+    pub(crate) dirs: Vec<PathBuf>,
+    /// Samples per batch
+    #[arg(long, default_value_t = 64, value_parser = at_least_one())]
+    pub(crate) batch: u32,
+    /// Tokens per sample at most
+    #[arg(long, default_value_t = 128)]
+    pub(crate) max_seq_length: usize,
+    /// Seconds of collating per round
+    #[arg(long, default_value_t = 2.0)]
+    pub(crate) seconds: f64,
+    /// Rounds over the directories; medians of the rounds are reported
+    #[arg(long, default_value_t = 3, value_parser = at_least_one())]
+    pub(crate) rounds: u32,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Time training steps (forward, backward, optimizer), without network or checkpoints.
 #[derive(Debug, Args)]
 pub(crate) struct BenchStepArgs {
@@ -230,6 +253,8 @@ pub(crate) struct BenchStepArgs {
 pub(crate) enum PrepArgs {
     Digits(PrepDigitsArgs),
     ImageFolder(PrepImageFolderArgs),
+    Bert(PrepBertArgs),
+    Verify(PrepVerifyArgs),
 }
 
 /// Draw digits and write them as idx files in the layout of MNIST: data to try things with, without a download.
@@ -267,6 +292,100 @@ pub(crate) struct PrepImageFolderArgs {
 /// Of ten classes.
 fn at_least_one_each() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(10..)
+}
+
+/// Prepare text for pre-training BERT: train a vocabulary, tokenise, and write shards.
+///
+/// INPUT is plain text, packed by gzip or not: a blank line ends a document (headings of WikiText and <doc> lines of
+/// WikiExtractor are understood). The same input and settings give the same bytes on any machine. If it is
+/// interrupted, the same command goes on where it stopped.
+#[derive(Debug, Args)]
+pub(crate) struct PrepBertArgs {
+    /// Files, or directories with .txt, .gz or extensionless files
+    #[arg(required = true, value_name = "INPUT")]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// Where to write; a new directory, or one that the same command has begun
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Tokens in the vocabulary that is trained
+    #[arg(long, default_value_t = 30522, value_name = "N")]
+    pub(crate) vocab_size: usize,
+    /// Keep upper case and accents
+    #[arg(long)]
+    pub(crate) cased: bool,
+    /// Take this vocab.txt instead of training one
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["vocab_size", "tokenizer"])]
+    pub(crate) vocab: Option<PathBuf>,
+    /// Take this tokenizer.json instead of training one
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["vocab_size", "cased"])]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// What a line of the text is
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) sentences: SentencesArg,
+    /// Hold out this part of the documents for validation
+    #[arg(long, value_name = "PART", default_value_t = 0.0)]
+    pub(crate) valid_fraction: f64,
+    /// Hold out these files or directories for validation
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) valid: Vec<PathBuf>,
+    /// `compact`: tokens, masked anew in every epoch. `hdf5`: masked now, in NVIDIA's layout
+    #[arg(long, value_enum, default_value = "compact")]
+    pub(crate) format: FormatArg,
+    /// With hdf5: tokens per sample
+    #[arg(long, default_value_t = 128, value_name = "N", help_heading = "With --format hdf5")]
+    pub(crate) max_seq_length: usize,
+    /// With hdf5: masked tokens per sample at most
+    #[arg(long, default_value_t = 20, value_name = "N", help_heading = "With --format hdf5")]
+    pub(crate) max_predictions: usize,
+    /// With hdf5: passes over the text, each with other masks and pairs
+    #[arg(long, default_value_t = 5, value_name = "N", help_heading = "With --format hdf5")]
+    pub(crate) dupe_factor: usize,
+    /// With hdf5: how many samples are cut short on purpose
+    #[arg(long, default_value_t = 0.1, value_name = "PART", help_heading = "With --format hdf5")]
+    pub(crate) short_seq_prob: f64,
+    /// With hdf5: mask whole words
+    #[arg(long, help_heading = "With --format hdf5")]
+    pub(crate) whole_word: bool,
+    /// MiB of text per shard (default: 128, with hdf5 32)
+    #[arg(long, value_name = "N")]
+    pub(crate) shard_mb: Option<u64>,
+    /// What is held out, and with hdf5 all masks and pairs, follow from it
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SentencesArg {
+    /// Look at each file
+    Auto,
+    /// A sentence
+    Lines,
+    /// Several whole sentences
+    Paragraphs,
+    /// A piece of a paragraph that was wrapped
+    Wrapped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatArg {
+    Compact,
+    Hdf5,
+}
+
+/// Read all of a prepared corpus, or of shards in NVIDIA's layout, and say whether anything is damaged.
+#[derive(Debug, Args)]
+pub(crate) struct PrepVerifyArgs {
+    /// The directory
+    pub(crate) dir: PathBuf,
+    /// Ids that the model knows; larger ones in shards are an error
+    #[arg(long, value_name = "N")]
+    pub(crate) vocab_size: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {

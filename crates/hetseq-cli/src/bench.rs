@@ -1,6 +1,7 @@
 //! `hetseq bench`.
 
 mod comm;
+mod data;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,7 @@ pub(crate) fn bench(tasks: &Tasks, args: &BenchArgs) -> anyhow::Result<ExitCode>
     match args {
         BenchArgs::Step(args) => step(tasks, args),
         BenchArgs::Comm(args) => comm::comm(args),
+        BenchArgs::Data(args) => data::data(args),
     }
 }
 

@@ -1,5 +1,8 @@
 //! `hetseq prep`.
 
+mod bert;
+mod verify;
+
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -27,9 +30,13 @@ pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
             folder::draw::write(&dir.join("train"), *seed, *train as usize)?;
             print_line(&format!("{}: {train} training and {valid} validation images in class folders", dir.display()));
         }
+        PrepArgs::Bert(args) => bert::prep(args),
+        PrepArgs::Verify(args) => verify::verify(args),
     }
     Ok(ExitCode::SUCCESS)
 }
+
+pub(crate) use bert::Quiet;
 
 /// Drawn digits as idx files; the test images are other drawings.
 pub(crate) fn write_digits(dir: &Path, train: usize, test: usize, seed: u64) -> anyhow::Result<()> {

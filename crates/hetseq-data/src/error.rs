@@ -3,11 +3,19 @@
 //! Each variant carries what a caller needs to act on it, and its message says what happened, where, and what to do.
 //! Sources and `share` return it; the plan, the pace and the cursor cannot fail.
 
+mod corpus;
+
 use std::io;
 use std::path::PathBuf;
 
+pub use corpus::CorpusError;
+
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
+    /// Of text and what is made of it.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+
     /// The reason comes from `fs_err` and already names the path and what was tried.
     #[error("{reason}; check the path, its permissions and the free space")]
     Io { path: PathBuf, reason: io::Error },

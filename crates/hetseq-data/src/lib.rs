@@ -4,6 +4,9 @@
 //! [`share`](mod@share) says which device computes which of those, at the speeds that [`pace`] measured; [`augment`]
 //! varies a sample on its way to the device; a [`cursor`] is all that resuming needs.
 //!
+//! Text takes a longer way: [`prep`] reads it, [`tokenize`] makes tokens of it, [`source`] keeps them in shards, and
+//! [`pretrain`] makes samples of those, which [`mask`] hides parts of.
+//!
 //! Nothing here knows what a tensor, a network or a peer is. `plan`, `share` and `pace` do no I/O, read no clock and
 //! draw no unkeyed random number: every rank calls them with the same arguments and gets the same bits, so that the
 //! ranks never have to tell each other who does what.
@@ -34,18 +37,25 @@
 pub mod augment;
 pub mod cursor;
 pub mod error;
+pub mod mask;
 pub mod pace;
 pub mod plan;
+pub mod prep;
+pub mod pretrain;
 pub mod share;
 pub mod source;
+pub mod tokenize;
 
 pub use augment::Augment;
 pub use augment::resample::{Normal, resample};
 pub use augment::view::{Crop, View};
 pub use cursor::Cursor;
 pub use error::DataError;
+pub use mask::Masking;
 pub use pace::{Pace, Split};
 pub use plan::{Costs, EpochPlan, GlobalBatch, Padding, PlanSpec, Update};
+pub use pretrain::{PretrainBatch, PretrainConfig, PretrainData};
 pub use share::{DeviceLoad, Share, share};
+pub use source::corpus::CorpusSplit;
 pub use source::picture::Picture;
 pub use source::{Images, LabelledImages};

@@ -1,11 +1,17 @@
 //! Where samples come from. One file per kind of source; each yields plain bytes and counts, nothing trained or random.
 //!
-//! Tasks call these when a run starts; `picture` also while it goes on.
+//! Tasks call these when a run starts, `picture` also while it goes on; [`text`] is read by [`prep`](crate::prep) before.
 
+pub mod bytes;
+pub mod corpus;
 pub mod digits;
 pub mod folder;
+pub mod hdf5;
 pub mod idx;
 pub mod picture;
+pub mod rows;
+pub mod text;
+pub mod tokens;
 
 /// Grey images of one size, one byte per pixel, row by row, one image after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use crate::cluster::Job;
 
 #[test]
 fn every_subcommand_explains_itself() {
-    let told: [(&str, &[&str]); 10] = [
+    let told: [(&str, &[&str]); 14] = [
         ("", &["train", "eval", "demo", "devices", "bench", "prep", "hetseq demo", "--set"]),
         (
             "train",
@@ -24,9 +24,16 @@ fn every_subcommand_explains_itself() {
         ("eval", &["CONFIG", "--set", "--checkpoint", "--json", "--distributed-rank"]),
         ("demo", &["--dir", "--slowdown"]),
         ("devices", &["--json"]),
-        ("bench", &["step"]),
+        ("bench", &["step", "comm", "data"]),
+        ("bench comm", &["--world", "--mb", "--wire", "--route", "--own", "--json"]),
+        ("bench data", &["DIRS", "--batch", "--max-seq-length", "--json"]),
         ("bench step", &["--devices", "--batch", "--json"]),
-        ("prep", &["digits", "image-folder"]),
+        ("prep", &["digits", "image-folder", "bert", "verify"]),
+        (
+            "prep bert",
+            &["INPUT", "--output", "--vocab-size", "--valid-fraction", "--format", "--dupe-factor", "--shard-mb"],
+        ),
+        ("prep verify", &["DIR", "--vocab-size", "--json"]),
         ("prep digits", &["--train", "--test", "--seed"]),
         ("prep image-folder", &["--train", "--valid", "--seed"]),
     ];

@@ -21,6 +21,7 @@ mod help;
 mod images;
 mod optimizers;
 mod overrides;
+mod prep;
 mod refusals;
 mod resume;
 mod signals;

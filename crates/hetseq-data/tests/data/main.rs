@@ -3,10 +3,18 @@
 #[cfg(test)]
 mod folder;
 #[cfg(test)]
+mod hdf5;
+#[cfg(test)]
 mod idx;
 #[cfg(test)]
 mod plan;
 #[cfg(test)]
+mod prep;
+#[cfg(test)]
 mod resample;
 #[cfg(test)]
+mod shards;
+#[cfg(test)]
 mod share;
+#[cfg(test)]
+mod tokenizer;

@@ -1,0 +1,213 @@
+//! `hetseq prep bert`: what was typed to what is meant, progress on the way, a summary at the end.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hetseq_data::DataError;
+use hetseq_data::error::CorpusError;
+use hetseq_data::prep::{Hdf5Settings, PrepFormat, PrepSettings, Prepared, VocabularySource, Watch, prepare};
+use hetseq_data::source::corpus::{Manifest, TextCounts};
+use hetseq_data::source::text::SentenceStyle;
+use hetseq_metrics::{duration, thousands};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+
+use crate::args::{FormatArg, PrepBertArgs, SentencesArg, UsageError};
+use crate::output::{print_line, say};
+use crate::stopped;
+
+/// Between two lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(30);
+
+pub(super) fn prep(args: &PrepBertArgs) -> anyhow::Result<ExitCode> {
+    let settings = settings(args);
+    let progress = Progress::new()?;
+    let started = Instant::now();
+    let prepared = prepare(&settings, &progress).map_err(usage)?;
+    progress.end();
+    let Prepared::Finished { manifest, was_there } = prepared else {
+        say("stopped; the same command goes on from here");
+        return Ok(stopped());
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    if args.json {
+        print_line(&summary_json(&settings, &manifest, was_there, seconds).to_string());
+    } else {
+        summary(&settings, &manifest, was_there, seconds).iter().for_each(|line| print_line(line));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What cannot be meant, or not with this directory, is the user's to change.
+fn usage(error: DataError) -> anyhow::Error {
+    match error {
+        DataError::Corpus(
+            CorpusError::BadSetting { .. } | CorpusError::OtherSettings { .. } | CorpusError::NotEmpty { .. },
+        ) => UsageError(error.to_string()).into(),
+        error => error.into(),
+    }
+}
+
+fn settings(args: &PrepBertArgs) -> PrepSettings {
+    let vocabulary = match (&args.vocab, &args.tokenizer) {
+        (Some(path), _) => VocabularySource::Vocabulary { path: path.clone(), cased: args.cased },
+        (None, Some(path)) => VocabularySource::Tokenizer { path: path.clone() },
+        (None, None) => VocabularySource::Trained { size: args.vocab_size, cased: args.cased },
+    };
+    let format = match args.format {
+        FormatArg::Compact => PrepFormat::Compact,
+        FormatArg::Hdf5 => PrepFormat::Hdf5(Hdf5Settings {
+            max_seq_length: args.max_seq_length,
+            max_predictions: args.max_predictions,
+            dupe_factor: args.dupe_factor,
+            short_seq_prob: args.short_seq_prob,
+            whole_word: args.whole_word,
+        }),
+    };
+    let sentences = match args.sentences {
+        SentencesArg::Auto => None,
+        SentencesArg::Lines => Some(SentenceStyle::Lines),
+        SentencesArg::Paragraphs => Some(SentenceStyle::Paragraphs),
+        SentencesArg::Wrapped => Some(SentenceStyle::Wrapped),
+    };
+    PrepSettings {
+        inputs: args.inputs.clone(),
+        valid: args.valid.clone(),
+        valid_fraction: args.valid_fraction,
+        output: args.output.clone(),
+        vocabulary,
+        sentences,
+        format,
+        shard_mib: args.shard_mb,
+        seed: args.seed,
+    }
+}
+
+fn summary(settings: &PrepSettings, manifest: &Manifest, was_there: bool, seconds: f64) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (name, counts) in [("train", manifest.train), ("valid", manifest.valid)] {
+        if counts != TextCounts::default() {
+            lines.push(format!(
+                "{name}: {} documents, {} sentences, {} tokens, {:.2} % unknown",
+                thousands(counts.documents),
+                thousands(counts.sentences),
+                thousands(counts.tokens),
+                100.0 * unknown_share(&counts)
+            ));
+        }
+    }
+    if settings.valid_fraction > 0.0 && manifest.valid.documents == 0 {
+        lines.push("valid: nothing, there are too few documents".to_owned());
+    }
+    let bytes: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
+    lines.push(format!(
+        "{}: {} tokens in the vocabulary, {} shards, {:.1} MB{}",
+        settings.output.display(),
+        thousands(manifest.vocabulary as u64),
+        thousands(manifest.shards.len() as u64),
+        bytes as f64 / 1e6,
+        if was_there { "; it was there already".to_owned() } else { format!(", in {}", duration(seconds)) }
+    ));
+    lines
+}
+
+fn summary_json(settings: &PrepSettings, manifest: &Manifest, was_there: bool, seconds: f64) -> serde_json::Value {
+    json!({
+        "dir": settings.output.display().to_string(),
+        "format": manifest.format,
+        "vocabulary": manifest.vocabulary,
+        "train": manifest.train,
+        "valid": manifest.valid,
+        "unknown_share": unknown_share(&manifest.train),
+        "shards": manifest.shards.len(),
+        "bytes": manifest.shards.iter().map(|shard| shard.bytes).sum::<u64>(),
+        "seconds": seconds,
+        "was_there": was_there,
+    })
+}
+
+fn unknown_share(counts: &TextCounts) -> f64 {
+    counts.unknown as f64 / counts.tokens.max(1) as f64
+}
+
+/// A bar on a terminal, else a line now and then. Signals end the preparation where it can go on.
+struct Progress {
+    bar: ProgressBar,
+    is_stopped: Arc<AtomicBool>,
+    state: Mutex<State>,
+}
+
+struct State {
+    what: String,
+    total: u64,
+    last_line: Instant,
+}
+
+impl Progress {
+    fn new() -> anyhow::Result<Self> {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGUSR1] {
+            // A second signal does not wait.
+            signal_hook::flag::register_conditional_default(signal, is_stopped.clone())?;
+            signal_hook::flag::register(signal, is_stopped.clone())?;
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("{msg:24} {wide_bar} {bytes:>10} of {total_bytes} {eta:>6}")?;
+        bar.set_style(style);
+        let state = Mutex::new(State { what: String::new(), total: 0, last_line: Instant::now() });
+        Ok(Progress { bar, is_stopped, state })
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn say(&self, line: &str) {
+        if self.bar.is_hidden() {
+            say(line);
+        }
+    }
+}
+
+impl Watch for Progress {
+    fn begin(&self, what: &str, bytes: u64) {
+        self.bar.set_message(what.to_owned());
+        self.bar.set_length(bytes);
+        self.bar.set_position(0);
+        self.bar.reset_eta();
+        self.say(what);
+        if let Ok(mut state) = self.state.lock() {
+            *state = State { what: what.to_owned(), total: bytes, last_line: Instant::now() };
+        }
+    }
+
+    fn reached(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+        if let Ok(mut state) = self.state.lock()
+            && state.last_line.elapsed() >= LINE_EVERY
+        {
+            state.last_line = Instant::now();
+            let mb = |bytes: u64| bytes as f64 / 1e6;
+            self.say(&format!("{}: {:.0} of {:.0} MB", state.what, mb(bytes), mb(state.total)));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// Nobody watches.
+pub(crate) struct Quiet;
+
+impl Watch for Quiet {
+    fn begin(&self, _what: &str, _bytes: u64) {}
+
+    fn reached(&self, _bytes: u64) {}
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}

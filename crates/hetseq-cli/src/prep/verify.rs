@@ -1,0 +1,87 @@
+//! `hetseq prep verify`: read everything, and say what is there.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use hetseq_data::DataError;
+use hetseq_data::error::CorpusError;
+use hetseq_data::pretrain::{PretrainConfig, PretrainData};
+use hetseq_data::source::corpus::CorpusSplit;
+use hetseq_metrics::thousands;
+use hetseq_random::Key;
+use serde_json::json;
+
+use crate::args::PrepVerifyArgs;
+use crate::output::print_line;
+
+pub(super) fn verify(args: &PrepVerifyArgs) -> anyhow::Result<ExitCode> {
+    let config = PretrainConfig { vocabulary: args.vocab_size, ..PretrainConfig::default() };
+    let mut object = json!({ "dir": args.dir.display().to_string() });
+    for split in CorpusSplit::ALL {
+        let data = match PretrainData::open(&args.dir, split, &config) {
+            // There need not be held-out text.
+            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) if split == CorpusSplit::Valid => continue,
+            opened => opened?,
+        };
+        // Shards in NVIDIA's layout were read whole when they were opened.
+        if let PretrainData::Text(samples) = &data {
+            samples.corpus().verify()?;
+        }
+        let kind = match data {
+            PretrainData::Text(_) => "compact",
+            PretrainData::Stored(_) => "hdf5",
+        };
+        let sums = sums(&data)?;
+        object[split.name()] = json!({
+            "kind": kind,
+            "samples": data.len(),
+            "vocabulary": data.vocabulary_size(),
+            "fingerprint": data.fingerprint(),
+            "tokens": sums.tokens,
+            "masked": sums.masked,
+            "next": sums.next,
+            "ids_sum": sums.ids_sum,
+            "masked_sum": sums.masked_sum,
+        });
+        if !args.json {
+            let samples = thousands(data.len() as u64);
+            print_line(&format!("{}: {kind}, whole: {samples} samples, {}", split.name(), data.fingerprint()));
+        }
+    }
+    if args.json {
+        print_line(&serde_json::to_string(&object).context("printing")?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of all samples of an epoch: what another program can add up, to compare.
+#[derive(Default)]
+struct Sums {
+    tokens: u64,
+    masked: u64,
+    next: i64,
+    /// Ids, each times its column (from 1), and times 1,000 more in the second segment.
+    ids_sum: i64,
+    /// Masked ids, each times its column (from 1).
+    masked_sum: i64,
+}
+
+fn sums(data: &PretrainData) -> anyhow::Result<Sums> {
+    const BATCH: usize = 1024;
+    let mut sums = Sums::default();
+    let key = Key::root(1).name("verify");
+    let ids: Vec<u32> = (0..data.len() as u32).collect();
+    for ids in ids.chunks(BATCH) {
+        let batch = data.collate(ids, &|id| key.index(u64::from(id)))?;
+        sums.tokens += batch.tokens();
+        sums.masked += batch.masked_ids.len() as u64;
+        sums.next += batch.next_sentence.iter().flatten().map(|&label| i64::from(label)).sum::<i64>();
+        for (at, (&id, &segment)) in batch.input_ids.iter().zip(&batch.segment_ids).enumerate() {
+            sums.ids_sum += i64::from(id) * (1 + at as i64 % batch.seq as i64 + 1000 * i64::from(segment));
+        }
+        for (&place, &id) in batch.masked_positions.iter().zip(&batch.masked_ids) {
+            sums.masked_sum += i64::from(id) * (1 + i64::from(place) % batch.seq as i64);
+        }
+    }
+    Ok(sums)
+}

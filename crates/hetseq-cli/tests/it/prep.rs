@@ -1,0 +1,85 @@
+//! `hetseq prep bert`, `prep verify` and `bench data` as they are typed.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use fs_err as fs;
+
+use crate::cluster::Job;
+use crate::data::scratch;
+
+/// A new directory with some text in it: forty documents in WikiText's dress.
+fn place(name: &str) -> PathBuf {
+    let dir = scratch().join(name);
+    fs::create_dir_all(&dir).unwrap();
+    let mut text = String::new();
+    for document in 0..40 {
+        let _ = write!(text, " \n = Ship {document} = \n \n");
+        for sentence in 0..30 {
+            let _ = write!(
+                text,
+                " The ship sailed {sentence} @,@ 000 miles past <unk> in {} . It came back late . ",
+                document * 31
+            );
+        }
+        let _ = write!(text, "\n \n = = Fate = = \n \n It was lost . \n");
+    }
+    fs::write(dir.join("text.txt"), text).unwrap();
+    dir
+}
+
+fn prep(dir: &std::path::Path, more: &[&str]) -> Job {
+    let (input, output) = (dir.join("text.txt").display().to_string(), dir.join("out").display().to_string());
+    let given = ["prep", "bert", &input, "--output", &output, "--vocab-size", "300", "--valid-fraction", "0.1"];
+    Job::new(given.iter().chain(more).map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn text_becomes_a_corpus_that_can_be_checked_and_timed() {
+    let dir = place("prep-compact");
+    let told = prep(&dir, &[]).succeed();
+    assert!(told.contains("train: 36 documents, 2,196 sentences"), "{told}");
+    assert!(told.contains("valid: 4 documents") && told.contains("% unknown"), "{told}");
+    let again = json(&prep(&dir, &["--json"]).succeed());
+    assert_eq!((again["was_there"].as_bool(), again["train"]["documents"].as_u64()), (Some(true), Some(36)));
+
+    let out = dir.join("out").display().to_string();
+    let checked = json(&Job::new(["prep", "verify", &out, "--json"]).succeed());
+    assert_eq!(checked["train"]["kind"], "compact");
+    let timed = json(&Job::new(["bench", "data", &out, "--seconds", "0.05", "--rounds", "1", "--json"]).succeed());
+    assert!(timed["samples_per_second"].as_f64().unwrap() > 0.0, "{timed}");
+
+    let shard = dir.join("out/train-00000.tokens");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[200] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let ended = Job::new(["prep", "verify", &out]).run().remove(0);
+    assert_eq!(ended.code(), Some(1));
+    assert!(ended.stderr.contains("train-00000.tokens") && ended.stderr.contains("checksum"), "{}", ended.stderr);
+}
+
+#[test]
+fn masked_shards_and_what_is_refused() {
+    let dir = place("prep-hdf5");
+    let told = json(&prep(&dir, &["--format", "hdf5", "--dupe-factor", "2", "--json"]).succeed());
+    assert_eq!((told["format"].as_str(), told["shards"].as_u64()), (Some("hdf5"), Some(3)));
+    let out = dir.join("out").display().to_string();
+    let checked = json(&Job::new(["prep", "verify", &out, "--json", "--vocab-size", "300"]).succeed());
+    assert_eq!(checked["train"]["kind"], "hdf5");
+
+    for (more, part) in [
+        (&["--format", "compact"][..], "format.name: \"hdf5\" there, \"compact\" here"),
+        (&["--valid", "x"], "not both"),
+        (&["--shard-mb", "0"], "shard-mb: 0 is not between"),
+    ] {
+        let ended = prep(&dir, more).run().remove(0);
+        assert_eq!(ended.code(), Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains(part), "{}", ended.stderr);
+    }
+    let ended = Job::new(["prep", "verify", &out, "--vocab-size", "100"]).run().remove(0);
+    assert!(ended.code() == Some(1) && ended.stderr.contains("has only 100 tokens"), "{}", ended.stderr);
+}

@@ -1,0 +1,198 @@
+//! Parts of the input on their way to shards, and the record of those that are finished.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fs_err as fs;
+use hetseq_random::Key;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::PARTS_DIR;
+use super::chunks::{Chunk, ChunkEnd};
+use super::settings::{Hdf5Settings, PrepFormat, PrepSettings};
+use crate::error::DataError;
+use crate::mask::Masking;
+use crate::pretrain::{PretrainConfig, TextSamples};
+use crate::source::bytes::write_whole;
+use crate::source::corpus::{CorpusSplit, ShardEntry, TextCorpus, TextCounts};
+use crate::source::hdf5::Hdf5Rows;
+use crate::source::tokens::{EncodedDocuments, ShardBuilder};
+use crate::tokenize::Tokenizer;
+
+/// Of a document, to be kept: one token cannot be two segments.
+const LEAST_TOKENS: usize = 2;
+
+/// A part whose shards are written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Part {
+    /// Of the input (0) or the held-out input (1).
+    pub(super) group: usize,
+    /// The first document after it.
+    pub(super) next_document: u64,
+    pub(super) ends_group: bool,
+    pub(super) train: TextCounts,
+    pub(super) valid: TextCounts,
+    pub(super) shards: Vec<ShardEntry>,
+}
+
+/// The parts that are finished, in order; the first of which anything is missing ends them.
+pub(super) fn finished(dir: &Path) -> Result<Vec<Part>, DataError> {
+    let parts_dir = dir.join(PARTS_DIR);
+    fs::create_dir_all(&parts_dir).map_err(|reason| DataError::Io { path: parts_dir.clone(), reason })?;
+    let mut parts = Vec::new();
+    while let Ok(bytes) = fs::read(record_path(dir, parts.len())) {
+        let Ok(part) = serde_json::from_slice::<Part>(&bytes) else { break };
+        let is_there = |shard: &ShardEntry| {
+            fs::metadata(dir.join(&shard.file)).is_ok_and(|metadata| metadata.len() == shard.bytes)
+        };
+        if !part.shards.iter().all(is_there) {
+            break;
+        }
+        parts.push(part);
+    }
+    Ok(parts)
+}
+
+fn record_path(dir: &Path, part: usize) -> std::path::PathBuf {
+    dir.join(PARTS_DIR).join(format!("{part:05}.json"))
+}
+
+/// A chunk's documents by split, with counts.
+pub(super) type EncodedChunk = [(EncodedDocuments, TextCounts); 2];
+
+/// Encodes a chunk, on any core.
+pub(super) fn encode_chunk(
+    settings: &PrepSettings,
+    tokenizer: &Tokenizer,
+    group: usize,
+    chunk: &Chunk,
+) -> Result<EncodedChunk, DataError> {
+    let mut encoded = EncodedChunk::default();
+    let mut encoder = tokenizer.encoder();
+    let unknown_id = tokenizer.vocabulary().special.unk;
+    for (number, document) in (chunk.first..).zip(&chunk.documents) {
+        let (documents, counts) = &mut encoded[settings.split(group, number) as usize];
+        let (ids_before, sentences_before) = (documents.ids.len(), documents.sentence_ends.len());
+        let mut result = Ok(());
+        document.sentences(|sentence| {
+            let before = documents.ids.len();
+            if result.is_ok() {
+                result = encoder.encode(sentence, &mut documents.ids);
+            }
+            if documents.ids.len() > before {
+                documents.sentence_ends.push(documents.ids.len() as u32);
+            }
+        });
+        result?;
+        let tokens = documents.ids.len() - ids_before;
+        if tokens < LEAST_TOKENS {
+            documents.ids.truncate(ids_before);
+            documents.sentence_ends.truncate(sentences_before);
+            continue;
+        }
+        documents.document_ends.push(documents.sentence_ends.len() as u32);
+        counts.documents += 1;
+        counts.sentences += (documents.sentence_ends.len() - sentences_before) as u64;
+        counts.tokens += tokens as u64;
+        counts.unknown += documents.ids[ids_before..].iter().filter(|&&id| id == unknown_id).count() as u64;
+    }
+    Ok(encoded)
+}
+
+/// Gathers the chunks of a part and writes its shards.
+pub(super) struct PartWriter<'a> {
+    settings: &'a PrepSettings,
+    tokenizer: &'a Tokenizer,
+    group: usize,
+    /// The number of the part in the making.
+    part: usize,
+    builders: [ShardBuilder; 2],
+    counts: [TextCounts; 2],
+}
+
+impl<'a> PartWriter<'a> {
+    pub(super) fn new(settings: &'a PrepSettings, tokenizer: &'a Tokenizer, group: usize, part: usize) -> Self {
+        let (builders, counts) = fresh(tokenizer);
+        PartWriter { settings, tokenizer, group, part, builders, counts }
+    }
+
+    /// The chunk after the last. Returns the part that it ends, if it does.
+    pub(super) fn take(&mut self, end: ChunkEnd, encoded: EncodedChunk) -> Result<Option<Part>, DataError> {
+        for (at, (documents, counts)) in encoded.iter().enumerate() {
+            self.builders[at].append(documents);
+            self.counts[at].add(counts);
+        }
+        if !end.ends_part {
+            return Ok(None);
+        }
+        let (builders, counts) = fresh(self.tokenizer);
+        let builders = std::mem::replace(&mut self.builders, builders);
+        let [train, valid] = std::mem::replace(&mut self.counts, counts);
+        let mut shards = Vec::new();
+        for (split, builder) in CorpusSplit::ALL.into_iter().zip(builders).filter(|(_, builder)| !builder.is_empty()) {
+            match &self.settings.format {
+                PrepFormat::Compact => shards.push(self.write_compact(split, &builder)?),
+                PrepFormat::Hdf5(hdf5) => shards.extend(self.write_hdf5(split, builder, hdf5)?),
+            }
+        }
+        let (group, next_document, ends_group) = (self.group, end.next_document, end.ends_text);
+        let part = Part { group, next_document, ends_group, train, valid, shards };
+        let path = record_path(&self.settings.output, self.part);
+        let record =
+            serde_json::to_vec(&part).map_err(|reason| DataError::Io { path: path.clone(), reason: reason.into() })?;
+        write_whole(&path, |file| file.write_all(&record))?;
+        self.part += 1;
+        Ok(Some(part))
+    }
+
+    fn write_compact(&self, split: CorpusSplit, builder: &ShardBuilder) -> Result<ShardEntry, DataError> {
+        let file = format!("{}-{:05}.tokens", split.name(), self.part);
+        let bytes = builder.write(&self.settings.output.join(&file))?;
+        Ok(ShardEntry { split, file, bytes, entries: builder.documents() as u64 })
+    }
+
+    /// One file per pass over the part. Held-out text is gone through once.
+    fn write_hdf5(
+        &self,
+        split: CorpusSplit,
+        builder: ShardBuilder,
+        hdf5: &Hdf5Settings,
+    ) -> Result<Vec<ShardEntry>, DataError> {
+        let corpus = Arc::new(TextCorpus::of_shard(builder.into_shard()?, self.tokenizer.vocabulary().clone()));
+        let (passes, word) = match split {
+            CorpusSplit::Train => (hdf5.dupe_factor, "training"),
+            CorpusSplit::Valid => (1, "validation"),
+        };
+        let key = Key::root(self.settings.seed).name("masked").index(self.part as u64).index(split as u64);
+        let write_pass = |pass: usize| {
+            let key = key.index(pass as u64);
+            let config = PretrainConfig {
+                max_seq_length: hdf5.max_seq_length,
+                short_seq_prob: hdf5.short_seq_prob,
+                cut_seed: key.name("cut").bits64(0),
+                masking: Masking {
+                    max_predictions: Some(hdf5.max_predictions as u32),
+                    whole_word: hdf5.whole_word,
+                    ..Masking::default()
+                },
+                ..PretrainConfig::default()
+            };
+            let samples = TextSamples::new(corpus.clone(), &config)?;
+            let mut order: Vec<u32> = (0..samples.len() as u32).collect();
+            key.name("order").shuffle(&mut order);
+            let mut rows = Hdf5Rows::new(hdf5.max_seq_length, hdf5.max_predictions);
+            for id in order {
+                rows.push(&samples.row(id, &|sample| key.index(u64::from(sample)))?);
+            }
+            let (file, entries) = (format!("{word}-{:05}-{pass:02}.hdf5", self.part), rows.len() as u64);
+            let bytes = rows.write(&self.settings.output.join(&file))?;
+            Ok(ShardEntry { split, file, bytes, entries })
+        };
+        (0..passes).into_par_iter().map(write_pass).collect()
+    }
+}
+
+fn fresh(tokenizer: &Tokenizer) -> ([ShardBuilder; 2], [TextCounts; 2]) {
+    (CorpusSplit::ALL.map(|_| ShardBuilder::new(tokenizer.vocabulary().size())), Default::default())
+}

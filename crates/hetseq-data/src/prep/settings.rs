@@ -1,0 +1,237 @@
+//! What can be set, and how two settings differ.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use hetseq_random::Key;
+use serde_json::{Value, json};
+
+use crate::error::{CorpusError, DataError};
+use crate::source::corpus::{CorpusSplit, Manifest};
+use crate::source::text::{SentenceStyle, TextFile};
+
+/// Of what is written: it grows when the same settings would give other bytes.
+const VERSION: u32 = 1;
+const SMALLEST_VOCABULARY: usize = 100;
+/// The most text of a part: its tokens are counted in 32 bits.
+const LARGEST_SHARD_MIB: u64 = 2048;
+
+/// Where the vocabulary comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VocabularySource {
+    /// Trained on the training text.
+    Trained { size: usize, cased: bool },
+    /// A `vocab.txt`.
+    Vocabulary { path: PathBuf, cased: bool },
+    /// A `tokenizer.json`.
+    Tokenizer { path: PathBuf },
+}
+
+/// What NVIDIA's scripts call by these names.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hdf5Settings {
+    pub max_seq_length: usize,
+    pub max_predictions: usize,
+    /// How often the training text is gone through, each time with other pairs and masks.
+    pub dupe_factor: usize,
+    pub short_seq_prob: f64,
+    pub whole_word: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum PrepFormat {
+    /// Tokens, to be sampled while training.
+    Compact,
+    /// Masked samples in NVIDIA's layout.
+    Hdf5(Hdf5Settings),
+}
+
+impl PrepFormat {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            PrepFormat::Compact => Manifest::COMPACT,
+            PrepFormat::Hdf5(_) => Manifest::HDF5,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrepSettings {
+    /// Files and directories of text.
+    pub inputs: Vec<PathBuf>,
+    /// Held-out text of its own.
+    pub valid: Vec<PathBuf>,
+    /// The part of the documents of `inputs` that is held out.
+    pub valid_fraction: f64,
+    pub output: PathBuf,
+    pub vocabulary: VocabularySource,
+    /// What a line is; by default found out for each file.
+    pub sentences: Option<SentenceStyle>,
+    pub format: PrepFormat,
+    /// Text per shard; by default 128, or 32 in NVIDIA's layout, whose rows take more memory.
+    pub shard_mib: Option<u64>,
+    pub seed: u64,
+}
+
+impl PrepSettings {
+    pub(super) fn check(&self) -> Result<(), DataError> {
+        let bad = |name, problem: String| Err(CorpusError::BadSetting { name, problem }.into());
+        if let VocabularySource::Trained { size, .. } = self.vocabulary
+            && size < SMALLEST_VOCABULARY
+        {
+            return bad("vocab-size", format!("{size} is below {SMALLEST_VOCABULARY}"));
+        }
+        if !(0.0..=0.5).contains(&self.valid_fraction) {
+            return bad("valid-fraction", format!("{} is not between 0 and 0.5", self.valid_fraction));
+        }
+        if self.valid_fraction > 0.0 && !self.valid.is_empty() {
+            return bad("valid", "give either files or a fraction, not both".to_owned());
+        }
+        if !(1..=LARGEST_SHARD_MIB).contains(&self.shard_mib()) {
+            return bad("shard-mb", format!("{} is not between 1 and {LARGEST_SHARD_MIB}", self.shard_mib()));
+        }
+        if let PrepFormat::Hdf5(hdf5) = &self.format {
+            if !(1..=1000).contains(&hdf5.dupe_factor) {
+                return bad("dupe-factor", format!("{} is not between 1 and 1000", hdf5.dupe_factor));
+            }
+            if !(1..=hdf5.max_seq_length).contains(&hdf5.max_predictions) {
+                let problem = format!("{} is not between 1 and {}", hdf5.max_predictions, hdf5.max_seq_length);
+                return bad("max-predictions", problem);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn shard_mib(&self) -> u64 {
+        self.shard_mib.unwrap_or(match self.format {
+            PrepFormat::Compact => 128,
+            PrepFormat::Hdf5(_) => 32,
+        })
+    }
+
+    /// Which split a document belongs to. Of every `1 / valid_fraction` documents one is held out, at a random place, so
+    /// that there is one as soon as there are that many.
+    pub(super) fn split(&self, group: usize, document: u64) -> CorpusSplit {
+        if group > 0 {
+            return CorpusSplit::Valid;
+        }
+        const WHOLE: u128 = 1_000_000;
+        let part = (self.valid_fraction * WHOLE as f64).round() as u128;
+        if part == 0 {
+            return CorpusSplit::Train;
+        }
+        let stratum = u128::from(document) * part / WHOLE;
+        let (first, next) = ((stratum * WHOLE).div_ceil(part), ((stratum + 1) * WHOLE).div_ceil(part));
+        let key = Key::root(self.seed).name("held out");
+        let chosen = first as u64 + key.below(stratum as u64, (next - first) as u64);
+        if document == chosen { CorpusSplit::Valid } else { CorpusSplit::Train }
+    }
+
+    /// Everything that what is written depends on.
+    pub(super) fn record(&self, groups: &[Vec<TextFile>; 2]) -> Result<Value, DataError> {
+        let vocabulary = match &self.vocabulary {
+            VocabularySource::Trained { size, cased } => json!({ "trained": size, "cased": cased }),
+            VocabularySource::Vocabulary { path, cased } => json!({ "vocab.txt": content_hash(path)?, "cased": cased }),
+            VocabularySource::Tokenizer { path } => json!({ "tokenizer.json": content_hash(path)? }),
+        };
+        let format = match &self.format {
+            PrepFormat::Compact => json!({ "name": Manifest::COMPACT }),
+            PrepFormat::Hdf5(hdf5) => json!({
+                "name": Manifest::HDF5, "max_seq_length": hdf5.max_seq_length,
+                "max_predictions": hdf5.max_predictions, "dupe_factor": hdf5.dupe_factor,
+                "short_seq_prob": hdf5.short_seq_prob, "whole_word": hdf5.whole_word,
+            }),
+        };
+        Ok(json!({
+            "version": VERSION, "input": inputs(&groups[0])?, "valid": inputs(&groups[1])?,
+            "valid_fraction": self.valid_fraction, "vocabulary": vocabulary, "sentences": self.sentences,
+            "format": format, "shard_mb": self.shard_mib(), "seed": self.seed,
+        }))
+    }
+}
+
+fn inputs(files: &[TextFile]) -> Result<Value, DataError> {
+    let mut hasher = blake3::Hasher::new();
+    for file in files {
+        hasher.update(file.identity()?.as_bytes());
+    }
+    let bytes: u64 = files.iter().map(|file| file.bytes).sum();
+    Ok(json!({ "files": files.len(), "bytes": bytes, "identity": hasher.finalize().to_hex()[..16] }))
+}
+
+fn content_hash(path: &Path) -> Result<String, DataError> {
+    let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
+    Ok(blake3::hash(&bytes).to_hex()[..16].to_owned())
+}
+
+/// What differs between two records, each as `name: that there, this here`.
+pub(super) fn differences(there: &Value, here: &Value) -> Vec<String> {
+    fn compare(name: &str, there: &Value, here: &Value, found: &mut Vec<String>) {
+        if let (Value::Object(old), Value::Object(new)) = (there, here) {
+            let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
+            keys.sort();
+            keys.dedup();
+            for key in keys {
+                let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+                compare(&name, old.get(key).unwrap_or(&Value::Null), new.get(key).unwrap_or(&Value::Null), found);
+            }
+        } else if there != here {
+            found.push(format!("{name}: {there} there, {here} here"));
+        }
+    }
+    let mut found = Vec::new();
+    compare("", there, here, &mut found);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(valid_fraction: f64) -> PrepSettings {
+        PrepSettings {
+            inputs: Vec::new(),
+            valid: Vec::new(),
+            valid_fraction,
+            output: PathBuf::new(),
+            vocabulary: VocabularySource::Trained { size: 1000, cased: false },
+            sentences: None,
+            format: PrepFormat::Compact,
+            shard_mib: None,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn held_out_documents_are_as_many_as_asked_for() {
+        for fraction in [0.05, 0.3, 0.5, 0.001] {
+            let settings = settings(fraction);
+            let held_out: Vec<u64> = (0..10_000).filter(|&d| settings.split(0, d) == CorpusSplit::Valid).collect();
+            assert!((held_out.len() as f64 - 10_000.0 * fraction).abs() <= 1.0, "{fraction}: {}", held_out.len());
+        }
+        assert!((0..1000).all(|d| settings(0.0).split(0, d) == CorpusSplit::Train));
+        assert!((0..20).any(|d| settings(0.05).split(0, d) == CorpusSplit::Valid), "one of the first twenty");
+        assert_eq!(settings(0.0).split(1, 5), CorpusSplit::Valid);
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let (old, new) = (json!({ "a": 1, "b": { "c": 2, "d": 3 } }), json!({ "a": 1, "b": { "c": 4 }, "e": null }));
+        assert_eq!(differences(&old, &new), ["b.c: 2 there, 4 here", "b.d: 3 there, null here"]);
+        assert_eq!(differences(&old, &old), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let wrong = |change: fn(&mut PrepSettings)| {
+            let mut settings = settings(0.1);
+            change(&mut settings);
+            settings.check().unwrap_err().to_string()
+        };
+        assert!(wrong(|s| s.valid_fraction = 0.9).contains("valid-fraction"));
+        assert!(wrong(|s| s.valid_fraction = f64::NAN).contains("valid-fraction"));
+        assert!(wrong(|s| s.valid = vec!["x".into()]).contains("not both"));
+        assert!(wrong(|s| s.shard_mib = Some(0)).contains("shard-mb"));
+        assert!(wrong(|s| s.vocabulary = VocabularySource::Trained { size: 10, cased: true }).contains("vocab-size"));
+    }
+}

@@ -1,0 +1,61 @@
+//! One micro-batch on the host, the same for all kinds of samples.
+
+use super::config::PretrainConfig;
+use crate::source::rows::Row;
+
+/// Samples side by side, padded to the longest. Everything in it is a row's own: it does not depend on its neighbours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PretrainBatch {
+    /// Number of samples.
+    pub batch: usize,
+    /// Width that all are padded to.
+    pub seq: usize,
+    /// `batch * seq`, row by row; padding is the pad token.
+    pub input_ids: Vec<i32>,
+    /// `batch * seq`: 0 in the first segment and in padding, 1 in the second.
+    pub segment_ids: Vec<i32>,
+    /// `batch`: how many tokens of a row are no padding. The attention mask is `column < length`.
+    pub lengths: Vec<i32>,
+    /// The masked tokens, as indices into the flattened batch (`row * seq + column`), ascending.
+    pub masked_positions: Vec<i32>,
+    /// What they are, in the same order.
+    pub masked_ids: Vec<i32>,
+    /// `batch`, with next-sentence prediction: 0 if the second segment follows the first, 1 if it is from elsewhere.
+    pub next_sentence: Option<Vec<i32>>,
+}
+
+impl PretrainBatch {
+    pub(super) fn new(rows: &[Row], pad: u32, config: &PretrainConfig) -> Self {
+        let longest = rows.iter().map(|row| row.ids.len()).max().unwrap_or(0);
+        let seq = config.padded(longest);
+        let mut batch = PretrainBatch {
+            batch: rows.len(),
+            seq,
+            input_ids: Vec::with_capacity(rows.len() * seq),
+            segment_ids: Vec::with_capacity(rows.len() * seq),
+            lengths: Vec::with_capacity(rows.len()),
+            masked_positions: Vec::new(),
+            masked_ids: Vec::new(),
+            next_sentence: config.next_sentence.then(|| Vec::with_capacity(rows.len())),
+        };
+        for (at, row) in rows.iter().enumerate() {
+            let end = (at + 1) * seq;
+            batch.input_ids.extend(row.ids.iter().map(|&id| id as i32));
+            batch.input_ids.resize(end, pad as i32);
+            batch.segment_ids.extend((0..row.ids.len()).map(|token| i32::from(token >= row.first_segment)));
+            batch.segment_ids.resize(end, 0);
+            batch.lengths.push(row.ids.len() as i32);
+            batch.masked_ids.extend(row.masked_ids.iter().map(|&id| id as i32));
+            batch.masked_positions.extend(row.masked_positions.iter().map(|&column| (at * seq) as i32 + column as i32));
+            if let Some(labels) = &mut batch.next_sentence {
+                labels.push(i32::from(row.is_random_next));
+            }
+        }
+        batch
+    }
+
+    /// Real tokens, special ones too.
+    pub fn tokens(&self) -> u64 {
+        self.lengths.iter().map(|&length| length as u64).sum()
+    }
+}

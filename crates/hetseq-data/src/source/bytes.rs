@@ -1,0 +1,139 @@
+//! The bytes of a file, mapped or in memory, and files that are whole or absent.
+//!
+//! Shards of tokens are mapped: the system keeps in memory what is used, and processes on one machine share it. What the
+//! bytes mean is the business of [`tokens`](super::tokens) and [`rows`](super::rows).
+
+use std::ffi::OsString;
+use std::io::{self, BufWriter, Write};
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use memmap2::Mmap;
+
+use crate::error::DataError;
+
+/// Bytes that do not change.
+#[derive(Debug)]
+pub enum Bytes {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl Bytes {
+    /// Maps a file. It must not be cut short while it is in use: the system would end the process.
+    pub fn map(path: &Path) -> Result<Bytes, DataError> {
+        let failed = |reason| DataError::Io { path: path.to_owned(), reason };
+        let file = fs::File::open(path).map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() == 0 {
+            return Ok(Bytes::Owned(Vec::new()));
+        }
+        map_file(file.file()).map(Bytes::Mapped).map_err(failed)
+    }
+}
+
+#[allow(unsafe_code)]
+fn map_file(file: &std::fs::File) -> io::Result<Mmap> {
+    // SAFETY: the map is read-only, and files of ours are never changed in place: `write_whole` renames new ones over
+    // them, and the map keeps the old one alive. Should somebody else write into the file, we read other numbers, and
+    // every number read from a map is checked before it is used as an index.
+    unsafe { Mmap::map(file) }
+}
+
+/// Writes beside the target and renames, so that nobody ever reads half a file.
+pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), DataError> {
+    let mut temporary = OsString::from(path.as_os_str());
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let written = (|| {
+        let mut file = BufWriter::new(fs::File::create(&temporary)?);
+        write(&mut file)?;
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(&temporary, path)
+    })();
+    written.map_err(|reason| {
+        // The first failure is the one to report; that the rest of it stays behind is not.
+        let _ = fs::remove_file(&temporary);
+        DataError::Io { path: path.to_owned(), reason }
+    })
+}
+
+/// The part of `bytes` from `start` that holds `count` numbers of `width` bytes, if it is there.
+pub(crate) fn part(bytes: &[u8], start: usize, count: usize, width: usize) -> Option<&[u8]> {
+    bytes.get(start..start.checked_add(count.checked_mul(width)?)?)
+}
+
+/// Number `at` of a part of little-endian 32-bit numbers; zero past the end.
+#[inline]
+pub(crate) fn u32_at(part: &[u8], at: usize) -> u32 {
+    match part.get(4 * at..4 * at + 4) {
+        Some(&[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]),
+        _ => 0,
+    }
+}
+
+/// Number `at` of a part of little-endian 16-bit numbers; zero past the end.
+#[inline]
+pub(crate) fn u16_at(part: &[u8], at: usize) -> u16 {
+    match part.get(2 * at..2 * at + 2) {
+        Some(&[a, b]) => u16::from_le_bytes([a, b]),
+        _ => 0,
+    }
+}
+
+/// How many bytes an id takes: two where they suffice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdWidth {
+    Two,
+    Four,
+}
+
+impl IdWidth {
+    pub fn for_vocabulary(tokens: usize) -> Self {
+        if tokens <= 1 << 16 { IdWidth::Two } else { IdWidth::Four }
+    }
+
+    pub fn from_bytes(bytes: u32) -> Option<Self> {
+        match bytes {
+            2 => Some(IdWidth::Two),
+            4 => Some(IdWidth::Four),
+            _ => None,
+        }
+    }
+
+    pub fn bytes(self) -> usize {
+        match self {
+            IdWidth::Two => 2,
+            IdWidth::Four => 4,
+        }
+    }
+
+    /// Appends ids to `out`; they must fit.
+    pub(crate) fn pack(self, ids: &[u32], out: &mut Vec<u8>) {
+        match self {
+            IdWidth::Two => ids.iter().for_each(|&id| out.extend_from_slice(&(id as u16).to_le_bytes())),
+            IdWidth::Four => ids.iter().for_each(|&id| out.extend_from_slice(&id.to_le_bytes())),
+        }
+    }
+
+    /// Appends the ids of a packed part to `out`.
+    pub(crate) fn unpack(self, packed: &[u8], out: &mut Vec<u32>) {
+        match self {
+            IdWidth::Two => out.extend(packed.chunks_exact(2).map(|id| u32::from(u16::from_le_bytes([id[0], id[1]])))),
+            IdWidth::Four => {
+                out.extend(packed.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])));
+            }
+        }
+    }
+}

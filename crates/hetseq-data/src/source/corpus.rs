@@ -1,0 +1,184 @@
+//! A corpus that `hetseq prep bert` has prepared: a directory with a tokenizer, shards, and `corpus.json`, which lists them.
+//!
+//! `corpus.json` is written last: without it the directory is not finished. [`TextCorpus`] is the memory-mapped form, to be
+//! sampled by [`pretrain`](crate::pretrain); shards in NVIDIA's layout are read without this file, as those of others are.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use super::bytes::write_whole;
+use super::tokens::TokenShard;
+use crate::error::{CorpusError, DataError};
+use crate::tokenize::{TOKENIZER_FILE, Tokenizer, Vocabulary};
+
+pub const MANIFEST_FILE: &str = "corpus.json";
+const MANIFEST_VERSION: u32 = 1;
+
+/// Which part of a corpus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CorpusSplit {
+    Train,
+    Valid,
+}
+
+impl CorpusSplit {
+    pub const ALL: [CorpusSplit; 2] = [CorpusSplit::Train, CorpusSplit::Valid];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            CorpusSplit::Train => "train",
+            CorpusSplit::Valid => "valid",
+        }
+    }
+}
+
+/// How much text there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TextCounts {
+    pub documents: u64,
+    pub sentences: u64,
+    pub tokens: u64,
+    /// Tokens that are `[UNK]`.
+    pub unknown: u64,
+}
+
+impl TextCounts {
+    pub fn add(&mut self, other: &TextCounts) {
+        self.documents += other.documents;
+        self.sentences += other.sentences;
+        self.tokens += other.tokens;
+        self.unknown += other.unknown;
+    }
+}
+
+/// A file of the corpus.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardEntry {
+    pub split: CorpusSplit,
+    pub file: String,
+    pub bytes: u64,
+    /// In the memory-mapped form documents, in NVIDIA's layout rows.
+    pub entries: u64,
+}
+
+/// `corpus.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub version: u32,
+    /// [`Manifest::COMPACT`] or [`Manifest::HDF5`].
+    pub format: String,
+    /// How many ids the vocabulary has.
+    pub vocabulary: usize,
+    pub train: TextCounts,
+    pub valid: TextCounts,
+    pub shards: Vec<ShardEntry>,
+    /// What it was prepared with and from.
+    pub settings: serde_json::Value,
+}
+
+impl Manifest {
+    /// The memory-mapped form.
+    pub const COMPACT: &str = "compact";
+    /// NVIDIA's layout.
+    pub const HDF5: &str = "hdf5";
+
+    pub fn new(format: &str, vocabulary: usize, settings: serde_json::Value) -> Self {
+        let (train, valid) = Default::default();
+        let format = format.to_owned();
+        Manifest { version: MANIFEST_VERSION, format, vocabulary, train, valid, shards: Vec::new(), settings }
+    }
+
+    /// None if there is none: the preparation is not finished.
+    pub fn read(dir: &Path) -> Result<Option<Self>, DataError> {
+        let path = dir.join(MANIFEST_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let bytes = fs::read(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
+        let damaged = |problem: String| CorpusError::Damaged { path: path.clone(), field: "corpus.json", problem };
+        let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?;
+        if manifest.version != MANIFEST_VERSION {
+            let problem = format!("it is of version {}, and this program knows {MANIFEST_VERSION}", manifest.version);
+            return Err(damaged(problem).into());
+        }
+        Ok(Some(manifest))
+    }
+
+    pub fn write(&self, dir: &Path) -> Result<(), DataError> {
+        let path = dir.join(MANIFEST_FILE);
+        let mut text = serde_json::to_string_pretty(self)
+            .map_err(|reason| DataError::Io { path: path.clone(), reason: reason.into() })?;
+        text.push('\n');
+        write_whole(&path, |file| file.write_all(text.as_bytes()))
+    }
+}
+
+/// The memory-mapped form of one split.
+#[derive(Debug)]
+pub struct TextCorpus {
+    dir: PathBuf,
+    shards: Vec<TokenShard>,
+    vocabulary: Vocabulary,
+}
+
+impl TextCorpus {
+    /// Maps all shards of a split. Sizes, headers and offsets are checked; the tokens only by [`TextCorpus::verify`].
+    pub fn open(dir: &Path, split: CorpusSplit) -> Result<Self, DataError> {
+        if !dir.is_dir() {
+            return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
+        }
+        let manifest =
+            Manifest::read(dir)?.ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
+        let vocabulary = Tokenizer::read_json(&dir.join(TOKENIZER_FILE))?.vocabulary().clone();
+        let mut shards = Vec::new();
+        for entry in manifest.shards.iter().filter(|entry| entry.split == split) {
+            let shard = TokenShard::open(&dir.join(&entry.file))?;
+            if shard.vocabulary() > vocabulary.size() {
+                let (path, id) = (shard.path().to_owned(), shard.vocabulary() as u32 - 1);
+                return Err(CorpusError::IdBeyondVocabulary { path, id, vocabulary: vocabulary.size() }.into());
+            }
+            shards.push(shard);
+        }
+        if shards.is_empty() {
+            let remedy = "prepare it with --valid-fraction or --valid";
+            return Err(CorpusError::NoSuchSplit { dir: dir.to_owned(), split: split.name(), remedy }.into());
+        }
+        Ok(TextCorpus { dir: dir.to_owned(), shards, vocabulary })
+    }
+
+    /// A corpus of one shard, with its vocabulary.
+    pub(crate) fn of_shard(shard: TokenShard, vocabulary: Vocabulary) -> Self {
+        TextCorpus { dir: PathBuf::from("(in memory)"), shards: vec![shard], vocabulary }
+    }
+
+    /// Reads every byte and compares it with what was written.
+    pub fn verify(&self) -> Result<(), DataError> {
+        self.shards.iter().try_for_each(TokenShard::verify)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    pub fn shards(&self) -> &[TokenShard] {
+        &self.shards
+    }
+
+    /// 16 hexadecimal digits that differ between any two corpora.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        self.shards.iter().for_each(|shard| {
+            hasher.update(shard.hash());
+        });
+        let mut hex = hasher.finalize().to_hex().to_string();
+        hex.truncate(16);
+        hex
+    }
+}

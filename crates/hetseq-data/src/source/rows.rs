@@ -1,0 +1,229 @@
+//! Samples that are masked already, without their padding, in one block of bytes: in memory, or a file that is mapped.
+//!
+//! This is what a shard in NVIDIA's layout becomes when it is read ([`hdf5`](super::hdf5)): about a quarter of the size,
+//! and any row can be had at once. 96 bytes of header, then tables; all numbers are little-endian:
+//!
+//! | bytes | header |
+//! |---|---|
+//! | 0..8 | `HETSEQRW` |
+//! | 8..12, 12..16 | version (1), bytes per id (2 or 4) |
+//! | 16..20, 20..24 | largest id, longest row |
+//! | 24..32, 32..40, 40..48 | number of rows, tokens, masked tokens |
+//! | 48..80 | BLAKE3 of the tables |
+//! | 80..96 | the first half of the BLAKE3 of bytes 0..80 |
+//!
+//! Tables: `u32` token ends per row, `u32` masked ends per row, `u16` tokens of the first segment per row, `u8` label per
+//! row, `u16` position per masked token, ids, masked ids.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::bytes::{Bytes, IdWidth, part, u16_at, u32_at};
+use crate::error::{CorpusError, DataError};
+
+const MAGIC: &[u8; 8] = b"HETSEQRW";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 96;
+const SEALED_BYTES: usize = 80;
+
+/// A row as it is written and read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Row {
+    /// With the special tokens and the masks, without padding.
+    pub ids: Vec<u32>,
+    /// How many of the ids are of the first segment.
+    pub first_segment: usize,
+    /// Ascending.
+    pub masked_positions: Vec<u32>,
+    /// What was there.
+    pub masked_ids: Vec<u32>,
+    /// The second segment does not follow the first: NVIDIA's label 1.
+    pub is_random_next: bool,
+}
+
+/// Rows in the making.
+#[derive(Debug, Default)]
+pub struct RowsBuilder {
+    largest: u32,
+    longest: u32,
+    token_ends: Vec<u32>,
+    masked_ends: Vec<u32>,
+    first_segments: Vec<u16>,
+    labels: Vec<u8>,
+    positions: Vec<u16>,
+    ids: Vec<u32>,
+    masked_ids: Vec<u32>,
+}
+
+impl RowsBuilder {
+    /// The row must be one that [`Row`] describes: rows of at most 65,535 tokens, masked positions inside.
+    pub fn push(&mut self, row: &Row) {
+        self.ids.extend_from_slice(&row.ids);
+        self.masked_ids.extend_from_slice(&row.masked_ids);
+        self.positions.extend(row.masked_positions.iter().map(|&at| at as u16));
+        self.token_ends.push(self.ids.len() as u32);
+        self.masked_ends.push(self.masked_ids.len() as u32);
+        self.first_segments.push(row.first_segment as u16);
+        self.labels.push(u8::from(row.is_random_next));
+        self.longest = self.longest.max(row.ids.len() as u32);
+        self.largest = row.ids.iter().chain(&row.masked_ids).fold(self.largest, |largest, &id| largest.max(id));
+    }
+
+    /// The block of bytes.
+    pub fn finish(self) -> Vec<u8> {
+        let width = IdWidth::for_vocabulary(self.largest as usize + 1);
+        let mut bytes = vec![0; HEADER_BYTES];
+        for end in self.token_ends.iter().chain(&self.masked_ends) {
+            bytes.extend_from_slice(&end.to_le_bytes());
+        }
+        self.first_segments.iter().for_each(|first| bytes.extend_from_slice(&first.to_le_bytes()));
+        bytes.extend_from_slice(&self.labels);
+        self.positions.iter().for_each(|at| bytes.extend_from_slice(&at.to_le_bytes()));
+        width.pack(&self.ids, &mut bytes);
+        width.pack(&self.masked_ids, &mut bytes);
+
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend_from_slice(MAGIC);
+        for number in [VERSION, width.bytes() as u32, self.largest, self.longest] {
+            header.extend_from_slice(&number.to_le_bytes());
+        }
+        for count in [self.labels.len(), self.ids.len(), self.masked_ids.len()] {
+            header.extend_from_slice(&(count as u64).to_le_bytes());
+        }
+        header.extend_from_slice(blake3::hash(&bytes[HEADER_BYTES..]).as_bytes());
+        let seal = blake3::hash(&header);
+        header.extend_from_slice(&seal.as_bytes()[..16]);
+        bytes[..HEADER_BYTES].copy_from_slice(&header);
+        bytes
+    }
+}
+
+/// Rows that are read.
+#[derive(Debug)]
+pub struct Rows {
+    path: PathBuf,
+    bytes: Bytes,
+    width: IdWidth,
+    pub largest_id: u32,
+    pub longest_row: u32,
+    rows: usize,
+    tokens: usize,
+    masked: usize,
+    hash: [u8; 32],
+}
+
+impl Rows {
+    /// `path` is where the bytes come from, for errors.
+    pub fn new(path: &Path, bytes: Bytes) -> Result<Self, DataError> {
+        let damaged = |field, problem| damaged(path, field, problem);
+        let Some(header) = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(MAGIC)) else {
+            return Err(damaged("header", "it does not begin with HETSEQRW"));
+        };
+        let number = |at| u32_at(header, at);
+        if number(2) != VERSION {
+            return Err(damaged("version", "another version of this program wrote it"));
+        }
+        if blake3::hash(&header[..SEALED_BYTES]).as_bytes()[..16] != header[SEALED_BYTES..] {
+            return Err(damaged("header", "its checksum is wrong"));
+        }
+        let width = IdWidth::from_bytes(number(3)).ok_or_else(|| damaged("id width", "it is neither 2 nor 4"))?;
+        let count = |at| (u64::from(number(at)) | u64::from(number(at + 1)) << 32) as usize;
+        let (rows, tokens, masked) = (count(6), count(8), count(10));
+        let expected_bytes = HEADER_BYTES as u128
+            + 11 * rows as u128
+            + 2 * masked as u128
+            + width.bytes() as u128 * (tokens as u128 + masked as u128);
+        if bytes.len() as u128 != expected_bytes {
+            let shape = format!("{rows} rows of {tokens} tokens, {masked} masked");
+            let found_bytes = bytes.len() as u64;
+            return Err(DataError::TooShort { path: path.to_owned(), shape, expected_bytes, found_bytes });
+        }
+        let mut hash = [0; 32];
+        hash.copy_from_slice(&header[48..80]);
+        let (largest_id, longest_row) = (number(4), number(5));
+        let path = path.to_owned();
+        let block = Rows { path, bytes, width, largest_id, longest_row, rows, tokens, masked, hash };
+        if !block.ends_ascend(0, tokens) || !block.ends_ascend(1, masked) {
+            return Err(self::damaged(&block.path, "row ends", "they do not ascend to the total"));
+        }
+        Ok(block)
+    }
+
+    /// Of the token ends (table 0) or masked ends (table 1).
+    fn ends_ascend(&self, table: usize, total: usize) -> bool {
+        let ends = part(&self.bytes, HEADER_BYTES + 4 * self.rows * table, self.rows, 4).unwrap_or_default();
+        let mut last = 0;
+        ends.chunks_exact(4).map(|end| u32_at(end, 0)).all(|end| {
+            let ascends = end >= last;
+            last = end;
+            ascends
+        }) && last as usize == total
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Identifies the content.
+    pub fn hash(&self) -> &[u8; 32] {
+        &self.hash
+    }
+
+    /// Bytes of it all.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// How many tokens a row has.
+    pub fn row_tokens(&self, row: usize) -> usize {
+        self.range(0, row).len()
+    }
+
+    /// Reads a row into `out`; an empty one past the end. Mapped bytes may have changed since they were written, so that
+    /// what the network would fall over is looked for.
+    pub fn read(&self, row: usize, out: &mut Row) -> Result<(), DataError> {
+        out.ids.clear();
+        out.masked_ids.clear();
+        out.masked_positions.clear();
+        let (tokens, masked) = (self.range(0, row), self.range(1, row));
+        let firsts = HEADER_BYTES + 8 * self.rows;
+        let labels = firsts + 2 * self.rows;
+        let positions = labels + self.rows;
+        let ids = positions + 2 * self.masked;
+        let masked_ids = ids + self.width.bytes() * self.tokens;
+        let packed = |start: usize, range: &Range<usize>| {
+            part(&self.bytes, start + self.width.bytes() * range.start, range.len(), self.width.bytes())
+                .unwrap_or_default()
+        };
+        self.width.unpack(packed(ids, &tokens), &mut out.ids);
+        self.width.unpack(packed(masked_ids, &masked), &mut out.masked_ids);
+        let places = self.bytes.get(positions..).unwrap_or_default();
+        out.masked_positions.extend(masked.map(|at| u32::from(u16_at(places, at))));
+        out.first_segment = usize::from(u16_at(self.bytes.get(firsts..).unwrap_or_default(), row)).min(out.ids.len());
+        out.is_random_next = self.bytes.get(labels + row).is_some_and(|&label| label != 0);
+        if out.masked_positions.iter().any(|&position| position as usize >= out.ids.len()) {
+            return Err(damaged(&self.path, "positions", "one lies outside its row"));
+        }
+        if out.ids.iter().chain(&out.masked_ids).any(|&id| id > self.largest_id) {
+            return Err(damaged(&self.path, "ids", "one is larger than the largest"));
+        }
+        Ok(())
+    }
+
+    fn range(&self, table: usize, row: usize) -> Range<usize> {
+        let ends = self.bytes.get(HEADER_BYTES + 4 * self.rows * table..).unwrap_or_default();
+        if row >= self.rows {
+            return 0..0;
+        }
+        let start = if row == 0 { 0 } else { u32_at(ends, row - 1) };
+        start as usize..u32_at(ends, row) as usize
+    }
+}
+
+fn damaged(path: &Path, field: &'static str, problem: &str) -> DataError {
+    CorpusError::Damaged { path: path.to_owned(), field, problem: problem.to_owned() }.into()
+}

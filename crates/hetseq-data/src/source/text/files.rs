@@ -1,0 +1,196 @@
+//! Which files hold text, and in which order: the same on every machine.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flate2::bufread::MultiGzDecoder;
+use fs_err as fs;
+
+use crate::error::{CorpusError, DataError};
+
+/// Deeper than anybody keeps text; a link that leads back to its own directory gets here.
+const DEEPEST: usize = 64;
+const BUFFER_BYTES: usize = 1 << 20;
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// How much of each end of a file identifies it.
+const IDENTITY_BYTES: u64 = 64 << 10;
+
+/// A file of text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextFile {
+    pub path: PathBuf,
+    /// Its path below the input it was found in: the same wherever that lies.
+    pub name: String,
+    /// As it lies on the disk, packed or not.
+    pub bytes: u64,
+}
+
+/// The files of `inputs`: files as they are named, directories searched through and through, in the order of their names.
+///
+/// A directory counts with its files that end in `.txt`, `.gz` or nothing; hidden ones do not.
+pub fn find(inputs: &[PathBuf]) -> Result<Vec<TextFile>, DataError> {
+    let mut files = Vec::new();
+    for input in inputs {
+        if fs::metadata(input).map_err(|reason| DataError::Io { path: input.clone(), reason })?.is_dir() {
+            search(input, "", 0, &mut files)?;
+        } else {
+            let name = input.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            files.push(TextFile::new(input.clone(), name)?);
+        }
+    }
+    if files.is_empty() {
+        return Err(CorpusError::NoText { inputs: inputs.to_vec() }.into());
+    }
+    Ok(files)
+}
+
+fn search(dir: &Path, below: &str, depth: usize, files: &mut Vec<TextFile>) -> Result<(), DataError> {
+    let failed = |reason| DataError::Io { path: dir.to_owned(), reason };
+    if depth > DEEPEST {
+        let reason = std::io::Error::other(format!("{} lies {DEEPEST} directories deep", dir.display()));
+        return Err(failed(reason));
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        names.push(entry.map_err(failed)?.file_name());
+    }
+    names.sort();
+    for name in names {
+        let path = dir.join(&name);
+        let name = name.to_string_lossy();
+        if name.starts_with('.') {
+            continue;
+        }
+        let below = if below.is_empty() { name.to_string() } else { format!("{below}/{name}") };
+        if fs::metadata(&path).map_err(failed)?.is_dir() {
+            search(&path, &below, depth + 1, files)?;
+        } else if is_text_name(Path::new(name.as_ref())) {
+            files.push(TextFile::new(path, below)?);
+        }
+    }
+    Ok(())
+}
+
+fn is_text_name(name: &Path) -> bool {
+    let stem = match name.extension() {
+        Some(ending) if ending == "gz" => Path::new(name.file_stem().unwrap_or_default()),
+        _ => name,
+    };
+    stem.extension().is_none_or(|ending| ending == "txt")
+}
+
+impl TextFile {
+    fn new(path: PathBuf, name: String) -> Result<Self, DataError> {
+        let metadata = fs::metadata(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
+        Ok(TextFile { bytes: metadata.len(), path, name })
+    }
+
+    /// 16 hexadecimal digits of name, size and both ends: enough to notice that a restart has other input.
+    pub fn identity(&self) -> Result<String, DataError> {
+        let failed = |reason| DataError::Io { path: self.path.clone(), reason };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.name.as_bytes());
+        hasher.update(&self.bytes.to_le_bytes());
+        let mut file = fs::File::open(&self.path).map_err(failed)?;
+        let mut end = Vec::new();
+        (&mut file).take(IDENTITY_BYTES).read_to_end(&mut end).map_err(failed)?;
+        hasher.update(&end);
+        if self.bytes > IDENTITY_BYTES {
+            end.clear();
+            std::io::Seek::seek(&mut file, std::io::SeekFrom::End(-(IDENTITY_BYTES as i64))).map_err(failed)?;
+            file.take(IDENTITY_BYTES).read_to_end(&mut end).map_err(failed)?;
+            hasher.update(&end);
+        }
+        let mut hex = hasher.finalize().to_hex().to_string();
+        hex.truncate(16);
+        Ok(hex)
+    }
+
+    /// Opens the text itself. Whether it is packed is seen from its first bytes. `read` counts what comes off the disk.
+    pub(super) fn open(&self, read: Arc<AtomicU64>) -> Result<Box<dyn BufRead + Send>, DataError> {
+        let failed = |reason| DataError::Io { path: self.path.clone(), reason };
+        let file = Counted { file: fs::File::open(&self.path).map_err(failed)?, read };
+        let mut packed = BufReader::with_capacity(BUFFER_BYTES, file);
+        let is_packed = packed.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC);
+        Ok(match is_packed {
+            true => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
+            false => Box::new(packed),
+        })
+    }
+
+    /// What to call an error that came while reading: unpacking fails in its own ways.
+    pub(super) fn failed(&self, reason: std::io::Error) -> DataError {
+        use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+        let path = self.path.clone();
+        match reason.kind() {
+            InvalidData | InvalidInput | UnexpectedEof => DataError::DamagedGzip { path, reason },
+            _ => DataError::Io { path, reason },
+        }
+    }
+}
+
+struct Counted {
+    file: fs::File,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let bytes = self.file.read(buffer)?;
+        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_is_text() {
+        for name in ["a.txt", "a.txt.gz", "a.gz", "wiki_00"] {
+            assert!(is_text_name(Path::new(name)), "{name}");
+        }
+        for name in ["a.json", "a.tar.gz", "a.hdf5", "README.md"] {
+            assert!(!is_text_name(Path::new(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn files_come_in_the_order_of_their_names_and_those_named_come_whatever_their_ending() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b/2.txt", "b/10", "a.txt", ".hidden", "b/.hidden/x.txt", "data.csv", "c.txt.gz"] {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "x").unwrap();
+        }
+        let inputs = [dir.path().join("data.csv"), dir.path().to_owned()];
+        let found: Vec<String> = find(&inputs).unwrap().into_iter().map(|file| file.name).collect();
+        assert_eq!(found, ["data.csv", "a.txt", "b/10", "b/2.txt", "c.txt.gz"]);
+        assert!(find(&[dir.path().join("nowhere")]).unwrap_err().to_string().contains("nowhere"));
+        let empty = dir.path().join("b/.hidden/empty");
+        std::fs::create_dir(&empty).unwrap();
+        assert!(find(&[empty]).unwrap_err().to_string().contains("found no text"));
+    }
+
+    #[test]
+    fn the_identity_of_a_file_sees_its_name_size_and_both_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = |name: &str, text: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            find(&[path]).unwrap()[0].identity().unwrap()
+        };
+        let mut text = vec![b'x'; 200_000];
+        let first = identity("a", &text);
+        assert_eq!(first, identity("a", &text));
+        assert_ne!(first, identity("b", &text));
+        text[199_999] = b'y';
+        assert_ne!(first, identity("a", &text));
+        text[199_999] = b'x';
+        text[0] = b'y';
+        assert_ne!(first, identity("a", &text));
+    }
+}

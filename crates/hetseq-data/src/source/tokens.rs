@@ -1,0 +1,296 @@
+//! A shard of tokenised text: documents, their sentences, their tokens, in one file that is mapped and not read.
+//!
+//! All numbers are little-endian. 128 bytes of header, then three tables, one after the other:
+//!
+//! | bytes | header |
+//! |---|---|
+//! | 0..8 | `HETSEQTK` |
+//! | 8..12, 12..16 | version (1), bytes per id (2 or 4) |
+//! | 16..20, 20..24 | ids in the vocabulary, largest id here |
+//! | 24..32, 32..40, 40..48 | number of tokens, sentences, documents |
+//! | 48..80 | BLAKE3 of the tables |
+//! | 80..96 | the first half of the BLAKE3 of bytes 0..80 |
+//!
+//! | table | entries |
+//! |---|---|
+//! | ids | one per token, filled up with zeros to a multiple of 8 bytes |
+//! | sentence ends | `u32` per sentence: the number of tokens up to its end |
+//! | document ends | `u32` per document: the number of sentences up to its end |
+//!
+//! No sentence and no document is empty. [`prep`](crate::prep) writes shards, [`pretrain`](crate::pretrain) samples them.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::bytes::{Bytes, IdWidth, part, u32_at, write_whole};
+use crate::error::{CorpusError, DataError};
+
+const MAGIC: &[u8; 8] = b"HETSEQTK";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 128;
+const SEALED_BYTES: usize = 80;
+
+/// Documents that were encoded together, on their way into a shard.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EncodedDocuments {
+    pub ids: Vec<u32>,
+    /// In tokens.
+    pub sentence_ends: Vec<u32>,
+    /// In sentences.
+    pub document_ends: Vec<u32>,
+}
+
+/// A shard in the making, in memory.
+#[derive(Debug)]
+pub struct ShardBuilder {
+    width: IdWidth,
+    vocabulary: usize,
+    largest: u32,
+    ids: Vec<u8>,
+    sentence_ends: Vec<u32>,
+    document_ends: Vec<u32>,
+}
+
+impl ShardBuilder {
+    pub fn new(vocabulary: usize) -> Self {
+        let width = IdWidth::for_vocabulary(vocabulary);
+        let (ids, sentence_ends, document_ends) = (Vec::new(), Vec::new(), Vec::new());
+        ShardBuilder { width, vocabulary, largest: 0, ids, sentence_ends, document_ends }
+    }
+
+    pub fn append(&mut self, documents: &EncodedDocuments) {
+        let (tokens, sentences) = (self.tokens() as u32, self.sentence_ends.len() as u32);
+        self.width.pack(&documents.ids, &mut self.ids);
+        self.largest = documents.ids.iter().fold(self.largest, |largest, &id| largest.max(id));
+        self.sentence_ends.extend(documents.sentence_ends.iter().map(|end| tokens + end));
+        self.document_ends.extend(documents.document_ends.iter().map(|end| sentences + end));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.document_ends.is_empty()
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.ids.len() / self.width.bytes()
+    }
+
+    pub fn documents(&self) -> usize {
+        self.document_ends.len()
+    }
+
+    /// Header and tables.
+    fn parts(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut ends = vec![0; self.ids.len().next_multiple_of(8) - self.ids.len()];
+        for end in self.sentence_ends.iter().chain(&self.document_ends) {
+            ends.extend_from_slice(&end.to_le_bytes());
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.ids).update(&ends);
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend_from_slice(MAGIC);
+        for number in [VERSION, self.width.bytes() as u32, self.vocabulary as u32, self.largest] {
+            header.extend_from_slice(&number.to_le_bytes());
+        }
+        for count in [self.tokens(), self.sentence_ends.len(), self.document_ends.len()] {
+            header.extend_from_slice(&(count as u64).to_le_bytes());
+        }
+        header.extend_from_slice(hasher.finalize().as_bytes());
+        let seal = blake3::hash(&header);
+        header.extend_from_slice(&seal.as_bytes()[..16]);
+        header.resize(HEADER_BYTES, 0);
+        (header, ends)
+    }
+
+    /// Writes the shard; the file is whole or not there. Returns its size.
+    pub fn write(&self, path: &Path) -> Result<u64, DataError> {
+        let (header, ends) = self.parts();
+        write_whole(path, |file| {
+            file.write_all(&header)?;
+            file.write_all(&self.ids)?;
+            file.write_all(&ends)
+        })?;
+        Ok((header.len() + self.ids.len() + ends.len()) as u64)
+    }
+
+    /// The shard itself, without a file.
+    pub fn into_shard(self) -> Result<TokenShard, DataError> {
+        let (mut bytes, ends) = self.parts();
+        bytes.extend_from_slice(&self.ids);
+        drop(self.ids);
+        bytes.extend_from_slice(&ends);
+        TokenShard::new(PathBuf::from("(in memory)"), Bytes::Owned(bytes))
+    }
+}
+
+/// A shard that is read.
+#[derive(Debug)]
+pub struct TokenShard {
+    path: PathBuf,
+    bytes: Bytes,
+    width: IdWidth,
+    vocabulary: usize,
+    tokens: usize,
+    sentences: usize,
+    documents: usize,
+    hash: [u8; 32],
+}
+
+impl TokenShard {
+    /// Maps a shard and checks all of it but the ids: they are compared with the header's hash by [`TokenShard::verify`].
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        Self::new(path.to_owned(), Bytes::map(path)?)
+    }
+
+    fn new(path: PathBuf, bytes: Bytes) -> Result<Self, DataError> {
+        let damaged =
+            |field, problem: String| DataError::from(CorpusError::Damaged { path: path.clone(), field, problem });
+        if !bytes.starts_with(MAGIC) {
+            let expected = "a shard of tokens (HETSEQTK)".to_owned();
+            let found = format!("a file that begins with {:02x?}", &bytes[..bytes.len().min(8)]);
+            return Err(DataError::WrongKind { path, expected, found });
+        }
+        let Some(header) = bytes.get(..HEADER_BYTES) else {
+            return Err(DataError::ShortHeader { path, header_bytes: HEADER_BYTES, found_bytes: bytes.len() });
+        };
+        let (number, version) = (|at| u32_at(header, at), u32_at(header, 2));
+        if version != VERSION {
+            return Err(damaged("version", format!("it is {version}, and this program knows {VERSION}")));
+        }
+        if blake3::hash(&header[..SEALED_BYTES]).as_bytes()[..16] != header[SEALED_BYTES..SEALED_BYTES + 16] {
+            return Err(damaged("header", "its checksum is wrong".to_owned()));
+        }
+        let Some(width) = IdWidth::from_bytes(number(3)) else {
+            return Err(damaged("id width", format!("{} bytes per id", number(3))));
+        };
+        let count = |at| (u64::from(number(at)) | u64::from(number(at + 1)) << 32) as usize;
+        let (tokens, sentences, documents) = (count(6), count(8), count(10));
+        let expected_bytes = HEADER_BYTES as u128
+            + (tokens as u128 * width.bytes() as u128).next_multiple_of(8)
+            + 4 * (sentences as u128 + documents as u128);
+        let shape = format!("{tokens} tokens, {sentences} sentences and {documents} documents");
+        let found_bytes = bytes.len() as u64;
+        if u128::from(found_bytes) < expected_bytes {
+            return Err(DataError::TooShort { path, shape, expected_bytes, found_bytes });
+        }
+        if u128::from(found_bytes) > expected_bytes {
+            return Err(DataError::TooLong { path, shape, expected_bytes });
+        }
+        let (vocabulary, largest) = (number(4) as usize, number(5));
+        if largest as usize >= vocabulary {
+            return Err(CorpusError::IdBeyondVocabulary { path, id: largest, vocabulary }.into());
+        }
+        let mut hash = [0; 32];
+        hash.copy_from_slice(&header[48..80]);
+        let shard = TokenShard { path, bytes, width, vocabulary, tokens, sentences, documents, hash };
+        shard.check_ends("sentence ends", shard.sentence_ends(), tokens)?;
+        shard.check_ends("document ends", shard.document_ends(), sentences)?;
+        Ok(shard)
+    }
+
+    /// What all later indexing relies on: ends ascend, and the last is the total.
+    fn check_ends(&self, field: &'static str, ends: &[u8], total: usize) -> Result<(), DataError> {
+        let mut last = 0;
+        for (at, end) in ends.chunks_exact(4).map(|end| u32_at(end, 0)).enumerate() {
+            if end <= last {
+                let problem = format!("entry {at} is {end}, after {last}");
+                return Err(CorpusError::Damaged { path: self.path.clone(), field, problem }.into());
+            }
+            last = end;
+        }
+        if last as usize != total {
+            let problem = format!("they end at {last}, not at {total}");
+            return Err(CorpusError::Damaged { path: self.path.clone(), field, problem }.into());
+        }
+        Ok(())
+    }
+
+    /// Reads everything and compares it with the hash in the header.
+    pub fn verify(&self) -> Result<(), DataError> {
+        if blake3::hash(&self.bytes[HEADER_BYTES..]).as_bytes() != &self.hash {
+            let problem = "its checksum is wrong".to_owned();
+            return Err(CorpusError::Damaged { path: self.path.clone(), field: "content", problem }.into());
+        }
+        Ok(())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Identifies the content.
+    pub fn hash(&self) -> &[u8; 32] {
+        &self.hash
+    }
+
+    /// How many ids the vocabulary had.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    pub fn sentences(&self) -> usize {
+        self.sentences
+    }
+
+    pub fn documents(&self) -> usize {
+        self.documents
+    }
+
+    /// Appends the ids of these tokens; of those that exist.
+    pub fn ids(&self, tokens: Range<usize>, ids: &mut Vec<u32>) {
+        let width = self.width.bytes();
+        let count = tokens.end.min(self.tokens).saturating_sub(tokens.start);
+        let packed = part(&self.bytes, HEADER_BYTES + tokens.start * width, count, width).unwrap_or_default();
+        self.width.unpack(packed, ids);
+    }
+
+    /// The number of tokens up to the end of a sentence.
+    #[inline]
+    pub fn sentence_end(&self, sentence: usize) -> usize {
+        u32_at(self.sentence_ends(), sentence) as usize
+    }
+
+    /// The number of sentences up to the end of a document.
+    #[inline]
+    pub fn document_end(&self, document: usize) -> usize {
+        u32_at(self.document_ends(), document) as usize
+    }
+
+    /// The sentence that holds a token.
+    pub fn sentence_of(&self, token: usize) -> usize {
+        first(self.sentences, |sentence| self.sentence_end(sentence) > token)
+    }
+
+    /// The document that holds a token.
+    pub fn document_of(&self, token: usize) -> usize {
+        let sentence = self.sentence_of(token);
+        first(self.documents, |document| self.document_end(document) > sentence)
+    }
+
+    fn sentence_ends(&self) -> &[u8] {
+        let start = HEADER_BYTES + (self.tokens * self.width.bytes()).next_multiple_of(8);
+        part(&self.bytes, start, self.sentences, 4).unwrap_or_default()
+    }
+
+    fn document_ends(&self) -> &[u8] {
+        let start = HEADER_BYTES + (self.tokens * self.width.bytes()).next_multiple_of(8) + 4 * self.sentences;
+        part(&self.bytes, start, self.documents, 4).unwrap_or_default()
+    }
+}
+
+/// The first of `0..count` for which `is_past`, which is then so for all after it.
+fn first(count: usize, is_past: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if is_past(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}

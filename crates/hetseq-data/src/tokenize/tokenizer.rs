@@ -1,0 +1,167 @@
+//! A tokenizer and its files: `tokenizer.json`, `vocab.txt` and `tokenizer_config.json`, as `AutoTokenizer` loads them.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use fs_err as fs;
+use serde_json::json;
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
+use tokenizers::processors::bert::BertProcessing;
+use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
+
+use super::{BertWords, CONTINUATION, Encoder, SPECIAL_TOKENS, SpecialTokens, Vocabulary};
+use crate::error::{CorpusError, DataError};
+use crate::source::bytes::write_whole;
+
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+pub const VOCABULARY_FILE: &str = "vocab.txt";
+pub const CONFIG_FILE: &str = "tokenizer_config.json";
+
+/// Other names of the special tokens, in the order of [`SPECIAL_TOKENS`]: those of RoBERTa and its like.
+const OTHER_NAMES: [&str; 5] = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"];
+
+/// Turns sentences into ids.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    pub(super) inner: tokenizers::Tokenizer,
+    /// Present if this is a tokenizer of BERT's kind, for which there is a short cut.
+    pub(super) words: Option<BertWords>,
+    vocabulary: Vocabulary,
+    names: [&'static str; 5],
+}
+
+impl Tokenizer {
+    /// A BERT tokenizer with these tokens, in the order of their ids.
+    pub fn from_tokens(tokens: &[String], cased: bool) -> Result<Self, DataError> {
+        Self::bert(tokens.join("\n").as_bytes(), cased, Path::new(VOCABULARY_FILE))
+    }
+
+    /// Reads a `vocab.txt`: one token a line.
+    pub fn read_vocabulary(path: &Path, cased: bool) -> Result<Self, DataError> {
+        let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
+        Self::bert(&bytes, cased, path)
+    }
+
+    /// Reads a `tokenizer.json`, of BERT's kind or any other with a token for each of BERT's special ones.
+    pub fn read_json(path: &Path) -> Result<Self, DataError> {
+        let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
+        let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|reason| bad(path, reason.to_string()))?;
+        Self::new(inner, path)
+    }
+
+    fn bert(vocabulary: &[u8], cased: bool, path: &Path) -> Result<Self, DataError> {
+        let failed = |reason: tokenizers::Error| bad(path, reason.to_string());
+        let ids = WordPiece::read_bytes(vocabulary).map_err(failed)?;
+        // The crate would add those that are missing, with ids that the vocabulary's owner does not expect.
+        if let Some(missing) = SPECIAL_TOKENS.iter().find(|token| !ids.contains_key(**token)) {
+            return Err(lacks(path, missing));
+        }
+        let (cls, sep) = (ids["[CLS]"], ids["[SEP]"]);
+        let model = WordPiece::builder().vocab(ids).build().map_err(failed)?;
+        let mut inner = tokenizers::Tokenizer::new(model);
+        inner
+            .with_normalizer(Some(BertNormalizer::new(true, true, None, !cased)))
+            .map_err(failed)?
+            .with_pre_tokenizer(Some(BertPreTokenizer))
+            .with_post_processor(Some(BertProcessing::new(("[SEP]".to_owned(), sep), ("[CLS]".to_owned(), cls))))
+            .with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::new(CONTINUATION.to_owned(), true)));
+        let special = SPECIAL_TOKENS.map(|token| AddedToken::from(token.to_owned(), true));
+        inner.add_special_tokens(special).map_err(failed)?;
+        Self::new(inner, path)
+    }
+
+    fn new(mut inner: tokenizers::Tokenizer, path: &Path) -> Result<Self, DataError> {
+        let ids = inner.get_vocab(true);
+        let mut names = SPECIAL_TOKENS;
+        for (name, other) in names.iter_mut().zip(OTHER_NAMES) {
+            if !ids.contains_key(*name) && ids.contains_key(other) {
+                *name = other;
+            }
+        }
+        let id = |at: usize| ids.get(names[at]).copied().ok_or_else(|| lacks(path, SPECIAL_TOKENS[at]));
+        let special = SpecialTokens { pad: id(0)?, unk: id(1)?, cls: id(2)?, sep: id(3)?, mask: id(4)? };
+        let size = ids.values().max().map_or(0, |&id| id as usize + 1);
+        let added = inner.get_added_tokens_decoder();
+        let special_ids = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id);
+        let continuations = ids.iter().filter(|(token, _)| token.starts_with(CONTINUATION)).map(|(_, &id)| id);
+        let is_word_piece = matches!(inner.get_model(), ModelWrapper::WordPiece(_));
+        let continuations: Vec<u32> = if is_word_piece { continuations.collect() } else { Vec::new() };
+        let vocabulary = Vocabulary::new(size, special, special_ids, continuations);
+        // Text is only text, see the head of this module. And nobody asked to cut or fill sentences.
+        inner.set_encode_special_tokens(true);
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|reason| bad(path, reason.to_string()))?;
+        let words = bert_words(&inner);
+        Ok(Tokenizer { inner, words, vocabulary, names })
+    }
+
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// Encodes sentence after sentence, and remembers words.
+    pub fn encoder(&self) -> Encoder<'_> {
+        Encoder::new(self)
+    }
+
+    /// Writes the three files, each whole or not there, `tokenizer.json` last: where it is, the others are.
+    pub fn write(&self, dir: &Path) -> Result<(), DataError> {
+        let path = dir.join(TOKENIZER_FILE);
+        let text = self.inner.to_string(true).map_err(|reason| bad(&path, reason.to_string()))?;
+        write_whole(&dir.join(VOCABULARY_FILE), |file| file.write_all(self.listing().as_bytes()))?;
+        write_whole(&dir.join(CONFIG_FILE), |file| writeln!(file, "{:#}", self.config()))?;
+        write_whole(&path, |file| writeln!(file, "{text}"))
+    }
+
+    /// One token a line; an id without a token is called `[unusedN]`, as in BERT's own vocabularies.
+    fn listing(&self) -> String {
+        let names: HashMap<u32, String> = self.inner.get_vocab(true).into_iter().map(|(name, id)| (id, name)).collect();
+        let mut listing = String::new();
+        for id in 0..self.vocabulary.size() as u32 {
+            let _ = match names.get(&id) {
+                Some(name) => writeln!(listing, "{name}"),
+                None => writeln!(listing, "[unused{id}]"),
+            };
+        }
+        listing
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let [pad, unk, cls, sep, mask] = self.names;
+        let mut config = json!({
+            "cls_token": cls, "mask_token": mask, "pad_token": pad, "sep_token": sep, "unk_token": unk,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        });
+        if let Some(NormalizerWrapper::BertNormalizer(rule)) = self.inner.get_normalizer()
+            && self.words.is_some()
+        {
+            config["tokenizer_class"] = "BertTokenizer".into();
+            config["do_lower_case"] = rule.lowercase.into();
+            config["strip_accents"] = rule.strip_accents.into();
+            config["tokenize_chinese_chars"] = rule.handle_chinese_chars.into();
+        }
+        config
+    }
+}
+
+/// The rule by which a tokenizer of BERT's kind finds words. With tokens of its own it has rules of its own.
+fn bert_words(inner: &tokenizers::Tokenizer) -> Option<BertWords> {
+    let is_bert = matches!(inner.get_pre_tokenizer(), Some(PreTokenizerWrapper::BertPreTokenizer(_)))
+        && matches!(inner.get_model(), ModelWrapper::WordPiece(_))
+        && inner.get_added_tokens_decoder().values().all(|token| token.special);
+    match inner.get_normalizer() {
+        Some(NormalizerWrapper::BertNormalizer(normalizer)) if is_bert => BertWords::with(*normalizer),
+        _ => None,
+    }
+}
+
+fn bad(path: &Path, problem: String) -> DataError {
+    CorpusError::BadTokenizer { path: path.to_owned(), problem }.into()
+}
+
+fn lacks(path: &Path, token: &str) -> DataError {
+    bad(path, format!("it has no {token} token, which BERT needs"))
+}

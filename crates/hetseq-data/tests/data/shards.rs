@@ -1,0 +1,124 @@
+//! Shards of tokens, whole and damaged.
+
+use std::path::PathBuf;
+
+use hetseq_data::DataError;
+use hetseq_data::source::tokens::{EncodedDocuments, ShardBuilder, TokenShard};
+use proptest::prelude::*;
+
+/// Documents of sentences of tokens.
+fn encoded(documents: &[Vec<Vec<u32>>]) -> EncodedDocuments {
+    let mut encoded = EncodedDocuments::default();
+    for sentences in documents {
+        for sentence in sentences {
+            encoded.ids.extend_from_slice(sentence);
+            encoded.sentence_ends.push(encoded.ids.len() as u32);
+        }
+        encoded.document_ends.push(encoded.sentence_ends.len() as u32);
+    }
+    encoded
+}
+
+fn written(documents: &[Vec<Vec<u32>>], vocabulary: usize) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("train-00000.tokens");
+    let mut builder = ShardBuilder::new(vocabulary);
+    documents.iter().for_each(|document| builder.append(&encoded(std::slice::from_ref(document))));
+    let bytes = builder.write(&path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+    (dir, path)
+}
+
+fn some() -> Vec<Vec<Vec<u32>>> {
+    vec![vec![vec![5, 6, 7], vec![8]], vec![vec![9, 10]], vec![vec![11], vec![12, 13, 14, 15]]]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn what_is_written_is_read_back(
+        documents in prop::collection::vec(prop::collection::vec(prop::collection::vec(0u32..60_000, 1..9), 1..6), 1..6),
+        vocabulary in prop::sample::select(vec![60_000usize, 65_536, 65_537, 200_000]),
+    ) {
+        let (_dir, path) = written(&documents, vocabulary);
+        let shard = TokenShard::open(&path).unwrap();
+        shard.verify().unwrap();
+        prop_assert_eq!(shard.documents(), documents.len());
+        prop_assert_eq!(shard.sentences(), documents.iter().map(Vec::len).sum::<usize>());
+        let (mut token, mut sentence) = (0, 0);
+        for (number, document) in documents.iter().enumerate() {
+            for ids in document {
+                let mut read = Vec::new();
+                shard.ids(token..token + ids.len(), &mut read);
+                prop_assert_eq!(&read, ids);
+                for place in token..token + ids.len() {
+                    prop_assert_eq!((shard.sentence_of(place), shard.document_of(place)), (sentence, number));
+                }
+                token += ids.len();
+                prop_assert_eq!(shard.sentence_end(sentence), token);
+                sentence += 1;
+            }
+            prop_assert_eq!(shard.document_end(number), sentence);
+        }
+        prop_assert_eq!(shard.tokens(), token);
+        let width = if vocabulary <= 65_536 { 2 } else { 4 };
+        let expected = 128 + (token * width).next_multiple_of(8) + 4 * (sentence + documents.len());
+        prop_assert_eq!(std::fs::metadata(&path).unwrap().len() as usize, expected);
+    }
+}
+
+#[test]
+fn a_shard_cut_short_or_with_more_behind_it_is_refused() {
+    let (_dir, path) = written(&some(), 100);
+    let whole = std::fs::read(&path).unwrap();
+    for length in 0..whole.len() {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let error = TokenShard::open(&path).unwrap_err();
+        assert!(error.to_string().contains("train-00000.tokens"), "{error}");
+    }
+    let mut longer = whole.clone();
+    longer.push(0);
+    std::fs::write(&path, longer).unwrap();
+    assert!(matches!(TokenShard::open(&path).unwrap_err(), DataError::TooLong { .. }));
+}
+
+#[test]
+fn every_damaged_byte_is_found_by_opening_or_by_verifying() {
+    let (_dir, path) = written(&some(), 100);
+    let whole = std::fs::read(&path).unwrap();
+    // The last bytes of the header are not used.
+    for place in (0..96).chain(128..whole.len()) {
+        let mut bytes = whole.clone();
+        bytes[place] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let found = TokenShard::open(&path).and_then(|shard| shard.verify());
+        let error = found.expect_err(&format!("byte {place} was changed")).to_string();
+        assert!(error.contains("train-00000.tokens"), "{error}");
+    }
+}
+
+#[test]
+fn errors_name_the_field() {
+    let (_dir, path) = written(&some(), 100);
+    let whole = std::fs::read(&path).unwrap();
+    for (place, field) in [
+        (0, "HETSEQTK"),
+        (8, "version"),
+        (30, "header"),
+        (128 + 24, "sentence ends"),
+        (whole.len() - 4, "document ends"),
+    ] {
+        let mut bytes = whole.clone();
+        bytes[place] = 77;
+        std::fs::write(&path, bytes).unwrap();
+        let error = TokenShard::open(&path).unwrap_err().to_string();
+        assert!(error.contains(field), "{field}: {error}");
+    }
+}
+
+#[test]
+fn an_id_beyond_the_vocabulary_is_refused() {
+    let (_dir, path) = written(&some(), 15);
+    let error = TokenShard::open(&path).unwrap_err().to_string();
+    assert!(error.contains("the token 15, but the vocabulary has only 15"), "{error}");
+}

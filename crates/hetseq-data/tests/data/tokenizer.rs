@@ -1,0 +1,104 @@
+//! Tokens are those of transformers' `BertTokenizerFast`; recorded by scripts/fixtures/tokens.py.
+
+use hetseq_data::tokenize::{BertWords, Tokenizer, TrainOptions, WordCounts, train};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Recorded {
+    vocab: Vec<String>,
+    lines: Vec<String>,
+    uncased: Vec<Vec<u32>>,
+    cased: Vec<Vec<u32>>,
+}
+
+fn recorded() -> Recorded {
+    serde_json::from_str(include_str!("../fixtures/tokens.json")).unwrap()
+}
+
+fn encode(tokenizer: &Tokenizer, line: &str) -> Vec<u32> {
+    let mut ids = Vec::new();
+    tokenizer.encoder().encode(line, &mut ids).unwrap();
+    ids
+}
+
+#[test]
+fn lines_of_all_kinds_give_the_tokens_of_transformers() {
+    let recorded = recorded();
+    assert!(recorded.lines.len() > 350);
+    for (cased, expected) in [(false, &recorded.uncased), (true, &recorded.cased)] {
+        let tokenizer = Tokenizer::from_tokens(&recorded.vocab, cased).unwrap();
+        let mut encoder = tokenizer.encoder();
+        for (line, expected) in recorded.lines.iter().zip(expected) {
+            // Twice: the second time words are remembered.
+            for _ in 0..2 {
+                let mut ids = Vec::new();
+                encoder.encode(line, &mut ids).unwrap();
+                assert_eq!(&ids, expected, "{line:?}, cased: {cased}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_read_back_and_gives_the_same_tokens() {
+    let recorded = recorded();
+    let dir = tempfile::tempdir().unwrap();
+    for cased in [false, true] {
+        let written = Tokenizer::from_tokens(&recorded.vocab, cased).unwrap();
+        written.write(dir.path()).unwrap();
+        let from_json = Tokenizer::read_json(&dir.path().join("tokenizer.json")).unwrap();
+        let from_list = Tokenizer::read_vocabulary(&dir.path().join("vocab.txt"), cased).unwrap();
+        for read in [from_json, from_list] {
+            assert_eq!(read.vocabulary(), written.vocabulary());
+            for line in &recorded.lines {
+                assert_eq!(encode(&read, line), encode(&written, line), "{line:?}");
+            }
+        }
+        let listed = std::fs::read_to_string(dir.path().join("vocab.txt")).unwrap();
+        assert!(listed.lines().eq(recorded.vocab.iter().map(String::as_str)));
+    }
+    let special = Tokenizer::from_tokens(&recorded.vocab, false).unwrap().vocabulary().special;
+    assert_eq!([special.pad, special.unk, special.cls, special.sep, special.mask], [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn what_corpora_write_for_missing_words_and_joined_signs_is_understood() {
+    let tokenizer = Tokenizer::from_tokens(&recorded().vocab, false).unwrap();
+    assert_eq!(
+        encode(&tokenizer, "a <unk> is"),
+        encode(&tokenizer, "a \u{10ffff} is")
+            .iter()
+            .copied()
+            .take(1)
+            .chain([1])
+            .chain(encode(&tokenizer, "is"))
+            .collect::<Vec<_>>()
+    );
+    assert_eq!(encode(&tokenizer, "1 @,@ 000 @.@ 5 @-@ x"), encode(&tokenizer, "1,000.5-x"));
+}
+
+#[test]
+fn a_trained_vocabulary_spells_its_own_text() {
+    let text = "the sea is wide and the sea is deep and they see the sea";
+    let mut counts = WordCounts::default();
+    counts.count(&BertWords::new(false), text, &mut String::new());
+    let vocabulary = train(&counts.into_sorted(), &TrainOptions::of_size(200));
+    let tokenizer = Tokenizer::from_tokens(&vocabulary, false).unwrap();
+    let ids = encode(&tokenizer, text);
+    assert!(ids.iter().all(|&id| id > 4), "nothing is unknown");
+    assert!(ids.len() < text.len() / 2);
+    assert!(tokenizer.vocabulary().continues_word(vocabulary.iter().position(|t| t.starts_with("##")).unwrap() as u32));
+}
+
+#[test]
+fn files_that_give_no_tokenizer_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vocab.txt");
+    std::fs::write(&path, "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n").unwrap();
+    let error = Tokenizer::read_vocabulary(&path, false).unwrap_err().to_string();
+    assert!(error.contains("vocab.txt") && error.contains("[MASK]"), "{error}");
+    std::fs::write(&path, "{ \"model\": 5 }").unwrap();
+    let error = Tokenizer::read_json(&path).unwrap_err().to_string();
+    assert!(error.contains("vocab.txt") && error.contains("does not give a tokenizer"), "{error}");
+    assert!(Tokenizer::read_json(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
+}
