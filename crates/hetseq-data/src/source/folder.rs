@@ -74,7 +74,7 @@ pub fn open(dir: &Path, say: &(dyn Fn(usize) + Sync)) -> Result<ClassFolders, Da
     if !is_here(dir) {
         return Err(DataError::NoTrainFolder { dir: dir.to_owned() });
     }
-    let progress = Progress::new(say);
+    let progress = Progress::new(list::SAY_EVERY, say);
     let train_root = dir.join(TRAIN_NAME);
     let train = classes_in(&train_root, &progress)?;
     let valid_root = VALID_NAMES.iter().map(|name| dir.join(name)).find(|path| path.is_dir());

@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::Mutex;
 
 use hetseq_data::source::folder::{self, ClassFolders, Files, draw};
 use hetseq_data::{DataError, Picture};
@@ -107,15 +106,6 @@ fn links_are_followed_but_not_in_circles() {
     fs::remove_file(elsewhere.join("extra/back")).unwrap();
     symlink("nowhere", elsewhere.join("extra/5.png")).unwrap();
     assert!(open(dir).unwrap_err().to_string().contains("train/cat/more/5.png"));
-}
-
-#[test]
-fn who_waits_is_told() {
-    let dir = tempfile::tempdir().unwrap();
-    touch(dir.path(), &["train/a/1.png"]);
-    let said = Mutex::new(Vec::new());
-    folder::open(dir.path(), &|found| said.lock().unwrap().push(found)).unwrap();
-    assert!(said.lock().unwrap().is_empty(), "a listing that takes no time says nothing");
 }
 
 #[test]

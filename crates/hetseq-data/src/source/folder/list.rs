@@ -148,16 +148,17 @@ fn is_picture(name: &OsString) -> bool {
 pub(super) struct Progress<'a> {
     found: AtomicUsize,
     last: Mutex<Instant>,
+    every: Duration,
     say: &'a (dyn Fn(usize) + Sync),
 }
 
-const SAY_EVERY: Duration = Duration::from_secs(2);
+pub(super) const SAY_EVERY: Duration = Duration::from_secs(2);
 /// Looking at the clock for each file would take longer than listing it.
 const LOOK_EVERY: usize = 64;
 
 impl<'a> Progress<'a> {
-    pub(super) fn new(say: &'a (dyn Fn(usize) + Sync)) -> Self {
-        Progress { found: AtomicUsize::new(0), last: Mutex::new(Instant::now()), say }
+    pub(super) fn new(every: Duration, say: &'a (dyn Fn(usize) + Sync)) -> Self {
+        Progress { found: AtomicUsize::new(0), last: Mutex::new(Instant::now()), every, say }
     }
 
     fn found_one(&self) {
@@ -167,10 +168,26 @@ impl<'a> Progress<'a> {
         }
         // Who finds it taken knows that another thread is just saying it.
         if let Ok(mut last) = self.last.try_lock()
-            && last.elapsed() >= SAY_EVERY
+            && last.elapsed() >= self.every
         {
             *last = Instant::now();
             (self.say)(found);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_told_now_and_then() {
+        for (every, expected) in [(Duration::ZERO, vec![64, 128, 192]), (SAY_EVERY, vec![])] {
+            let said = Mutex::new(Vec::new());
+            let say = |found| said.lock().unwrap().push(found);
+            let progress = Progress::new(every, &say);
+            (0..200).for_each(|_| progress.found_one());
+            assert_eq!(*said.lock().unwrap(), expected);
         }
     }
 }
