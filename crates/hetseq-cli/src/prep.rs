@@ -30,8 +30,8 @@ pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
             folder::draw::write(&dir.join("train"), *seed, *train as usize)?;
             print_line(&format!("{}: {train} training and {valid} validation images in class folders", dir.display()));
         }
-        PrepArgs::Bert(args) => bert::prep(args),
-        PrepArgs::Verify(args) => verify::verify(args),
+        PrepArgs::Bert(args) => return bert::prep(args),
+        PrepArgs::Verify(args) => return verify::verify(args),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -208,7 +208,7 @@ impl Mesh {
         }
         let start = Instant::now();
         loop {
-            let parted = self.wires.iter().fold(true, |parted, wire| locked(wire).is_parted() && parted);
+            let parted = self.wires.iter().filter(|wire| locked(wire).is_parted()).count() == self.wires.len();
             let left = patience.saturating_sub(start.elapsed());
             if parted || left.is_zero() {
                 break;

@@ -333,7 +333,8 @@ pub(crate) fn attend(wires: &[Arc<Mutex<Wire>>], attended: bool) {
 
 /// Writes what can be written; tells whether anything could.
 pub(crate) fn write_all(wires: &[Arc<Mutex<Wire>>]) -> bool {
-    wires.iter().fold(false, |moved, wire| locked(wire).write() || moved)
+    // All of them, also after one has moved.
+    wires.iter().filter(|wire| locked(wire).write()).count() > 0
 }
 
 /// Sleeps until a socket can be read or written, a peer has been silent for too long since `since`, or `limit` has

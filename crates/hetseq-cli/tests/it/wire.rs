@@ -35,7 +35,8 @@ fn bf16_trains_like_f32_with_equal_replicas() {
 
 #[test]
 fn another_route_or_other_owners_change_nothing() {
-    let ways: [(&str, fn(Job) -> Job); 2] = [
+    type Way = (&'static str, fn(Job) -> Job);
+    let ways: [Way; 2] = [
         ("ring", |job| job.ranks(3).set("comm.route", "ring")),
         ("rank 1 owns nothing", |job| job.ranks(3).set_on(1, "comm.own", "0").set_on(2, "comm.own", "2.5")),
     ];
