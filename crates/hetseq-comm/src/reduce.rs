@@ -36,13 +36,15 @@ pub enum Route {
 
 impl Route {
     /// The route for a sum over `world` ranks. The ring rounds at every hop and cannot weigh owners, so it is for even
-    /// f32 only; there both carry the same bytes, and the direct way has the shorter path. What speaks for the ring is
-    /// the number of streams that meet at one receiver: beyond `RING_FROM` ranks they would overrun switch buffers.
+    /// f32 only. There both carry the same bytes. The direct way is shorter, which counts for small vectors; the ring has
+    /// one stream into each rank instead of `world - 1` that crowd each other out. Measured with 4 ranks: on loopback 1 MB
+    /// takes 2.1 ms directly and 4.2 in a ring, 25 MB 65 and 52, 440 MB 1,195 and 998.
     pub(crate) fn choose(self, world: usize, wire: Wire, shards: &Shards) -> Route {
-        const RING_FROM: usize = 32;
+        const RING_FROM_RANKS: usize = 3;
+        const RING_FROM_FLOATS: usize = 1 << 20;
         let ring_fits = wire == Wire::F32 && *shards == Shards::even(shards.len(), world);
         match self {
-            Route::Auto if ring_fits && world >= RING_FROM => Route::Ring,
+            Route::Auto if ring_fits && world >= RING_FROM_RANKS && shards.len() >= RING_FROM_FLOATS => Route::Ring,
             Route::Auto => Route::Direct,
             Route::Ring if !ring_fits => Route::Direct,
             route => route,
@@ -188,12 +190,14 @@ mod tests {
 
     #[test]
     fn the_ring_is_taken_only_where_it_is_right() {
-        let even = Shards::even(1_000, 64);
-        let uneven = Shards::weighted(1_000, &std::array::from_fn::<f64, 64, _>(|rank| rank as f64));
+        let (small, large) = (1_000, 10_000_000);
+        let even = Shards::even(large, 64);
+        let uneven = Shards::weighted(large, &std::array::from_fn::<f64, 64, _>(|rank| rank as f64));
         let bf16 = Wire::Bf16 { exact_tail: 0 };
         assert_eq!(Route::Auto.choose(64, Wire::F32, &even), Route::Ring);
-        assert_eq!(Route::Auto.choose(4, Wire::F32, &Shards::even(1_000, 4)), Route::Direct);
-        assert_eq!(Route::Ring.choose(4, Wire::F32, &Shards::even(1_000, 4)), Route::Ring);
+        assert_eq!(Route::Auto.choose(2, Wire::F32, &Shards::even(large, 2)), Route::Direct);
+        assert_eq!(Route::Auto.choose(4, Wire::F32, &Shards::even(small, 4)), Route::Direct);
+        assert_eq!(Route::Ring.choose(4, Wire::F32, &Shards::even(small, 4)), Route::Ring);
         for route in [Route::Auto, Route::Ring, Route::Direct] {
             assert_eq!(route.choose(64, bf16, &even), Route::Direct);
             assert_eq!(route.choose(64, Wire::F32, &uneven), Route::Direct);
