@@ -3,6 +3,8 @@
 pub mod convnet;
 pub mod layers;
 mod network;
+mod path;
 pub mod resnet;
 
 pub use network::{Init, Network};
+pub use path::ParameterPath;
