@@ -14,15 +14,39 @@ pub fn dropout<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key]) -> Ten
     if rate <= 0.0 || keys.is_empty() {
         return input;
     }
-    let device = input.device();
+    let elements = input.dims()[1..].iter().product();
+    apply(input, rate, keys, Grid { rows: 1, columns: elements, stride: elements })
+}
+
+/// As [`dropout`], for tensors whose last dimension is padded to the longest of a micro-batch and that have dimensions between
+/// it and the sample, such as attention weights. Rows count as `stride` elements long, so that an element keeps its mask
+/// however long the rows are. At most 2^32 elements of a sample are told apart, counted so.
+pub fn dropout_of_rows<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key], stride: usize) -> Tensor<D> {
+    if rate <= 0.0 || keys.is_empty() {
+        return input;
+    }
     let shape = input.dims();
-    let elements = shape[1..].iter().product();
+    let grid = Grid { rows: shape[1..D - 1].iter().product(), columns: shape[D - 1], stride };
+    apply(input, rate, keys, grid)
+}
+
+fn apply<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key], grid: Grid) -> Tensor<D> {
+    let device = input.device();
     let mask = if on_host(&device) {
-        mask_on_host(keys, elements, rate, &device)
+        mask_on_host(keys, grid, rate, &device)
     } else {
-        mask_on_device(keys, elements, rate, &device)
+        mask_on_device(keys, grid, rate, &device)
     };
-    input * mask.reshape(Shape::from(shape))
+    let shape = Shape::from(input.dims());
+    input * mask.reshape(shape)
+}
+
+/// The elements of a sample: element `column` of row `row` has the index `row * stride + column`.
+#[derive(Clone, Copy)]
+struct Grid {
+    rows: usize,
+    columns: usize,
+    stride: usize,
 }
 
 /// Whether tensors of this device live in host memory, where a plain loop is the fastest way to a mask.
@@ -39,14 +63,18 @@ fn keep_scale(rate: f32) -> f32 {
     1.0 / (1.0 - rate)
 }
 
-fn mask_on_host(keys: &[Key], elements: usize, rate: f32, device: &Device) -> Tensor<2> {
+fn mask_on_host(keys: &[Key], grid: Grid, rate: f32, device: &Device) -> Tensor<2> {
     let (threshold, scale) = (threshold(rate), keep_scale(rate));
+    let elements = grid.rows * grid.columns;
     let mut mask = vec![0f32; keys.len() * elements];
-    for (row, key) in mask.chunks_exact_mut(elements.max(1)).zip(keys) {
+    for (sample, key) in mask.chunks_exact_mut(elements.max(1)).zip(keys) {
         let (low, high) = key.words();
-        for (i, value) in row.iter_mut().enumerate() {
-            let keep = hetseq_random::element_bits(low, high, i as u32) >= threshold;
-            *value = if keep { scale } else { 0.0 };
+        for (row, values) in sample.chunks_exact_mut(grid.columns).enumerate() {
+            let first = (row * grid.stride) as u32;
+            for (i, value) in values.iter_mut().enumerate() {
+                let keep = hetseq_random::element_bits(low, high, first.wrapping_add(i as u32)) >= threshold;
+                *value = if keep { scale } else { 0.0 };
+            }
         }
     }
     Tensor::from_data(TensorData::new(mask, [keys.len(), elements]), device)
@@ -54,12 +82,15 @@ fn mask_on_host(keys: &[Key], elements: usize, rate: f32, device: &Device) -> Te
 
 /// The same bits by integer tensor operations, for devices where the mask should never cross the bus. 32-bit integers
 /// wrap on multiplication on every backend; their right shift keeps the sign, hence the masks after it.
-fn mask_on_device(keys: &[Key], elements: usize, rate: f32, device: &Device) -> Tensor<2> {
+fn mask_on_device(keys: &[Key], grid: Grid, rate: f32, device: &Device) -> Tensor<2> {
+    let elements = grid.rows * grid.columns;
     let column = |word: fn(&Key) -> u32| {
         let words: Vec<i32> = keys.iter().map(|key| word(key) as i32).collect();
         Tensor::<2, Int>::from_data(TensorData::new(words, [keys.len(), 1]), (device, DType::I32))
     };
-    let index = Tensor::<1, Int>::arange(0..elements as i64, (device, DType::I32)).reshape([1, elements]);
+    let count = |n: usize| Tensor::<1, Int>::arange(0..n as i64, (device, DType::I32));
+    let firsts = count(grid.rows).reshape([grid.rows, 1]) * (grid.stride as u32 as i32);
+    let index = (firsts + count(grid.columns).reshape([1, grid.columns])).reshape([1, elements]);
     let low = column(|key| key.words().0).expand([keys.len(), elements]);
     let high = column(|key| key.words().1).expand([keys.len(), elements]);
     let bits = mix32(mix32(index.expand([keys.len(), elements]).bitwise_xor(low)).bitwise_xor(high));
@@ -97,8 +128,14 @@ mod tests {
     fn the_loop_and_the_tensor_operations_give_the_same_bits() {
         let device = Device::flex();
         for rate in [0.1, 0.5, 0.9] {
-            let host = values(mask_on_host(&keys(7), 1001, rate, &device));
-            assert_eq!(host, values(mask_on_device(&keys(7), 1001, rate, &device)));
+            for grid in [
+                Grid { rows: 1, columns: 1001, stride: 1001 },
+                // The last rows are beyond what a signed index can count.
+                Grid { rows: 40_000, columns: 3, stride: 1 << 16 },
+            ] {
+                let host = values(mask_on_host(&keys(7), grid, rate, &device));
+                assert_eq!(host, values(mask_on_device(&keys(7), grid, rate, &device)));
+            }
         }
     }
 
@@ -119,6 +156,15 @@ mod tests {
         let alone = values(dropout(Tensor::<2>::ones([1, 64], &device), 0.5, &keys(6)[4..5]));
         assert_eq!(&all[4 * 64..5 * 64], alone);
         assert_ne!(&all[..64], &all[64..128]);
+    }
+
+    #[test]
+    fn an_element_keeps_its_mask_however_long_the_rows_are() {
+        let device = Device::flex();
+        let long = dropout_of_rows(Tensor::<4>::ones([2, 3, 5, 9], &device), 0.5, &keys(2), 5 * 64);
+        let short = dropout_of_rows(Tensor::<4>::ones([2, 3, 5, 4], &device), 0.5, &keys(2), 5 * 64);
+        assert_eq!(values(long.slice([0..2, 0..3, 0..5, 0..4])), values(short.clone()));
+        assert_ne!(values(short.clone().slice([0..1, 0..1])), values(short.slice([0..1, 1..2])));
     }
 
     #[test]

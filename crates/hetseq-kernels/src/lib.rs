@@ -2,4 +2,4 @@
 
 pub mod dropout;
 
-pub use dropout::dropout;
+pub use dropout::{dropout, dropout_of_rows};

@@ -4,7 +4,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 /// `y = x Wᵀ + b` over the last dimension.
 #[derive(Module, Debug)]
@@ -94,6 +94,42 @@ impl GroupNorm {
     }
 }
 
-fn zeros<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
+/// Layer norm (Ba et al., 2016) over the last dimension.
+#[derive(Module, Debug)]
+pub struct LayerNorm {
+    pub weight: Param<Tensor<1>>,
+    pub bias: Param<Tensor<1>>,
+    #[module(skip)]
+    epsilon: f64,
+}
+
+impl LayerNorm {
+    pub fn new(features: usize, epsilon: f64, device: &Device) -> Self {
+        LayerNorm { weight: zeros([features], device), bias: zeros([features], device), epsilon }
+    }
+
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        burn::tensor::module::layer_norm(input, self.weight.val(), Some(self.bias.val()), self.epsilon)
+    }
+}
+
+/// A table of vectors, looked up by id.
+#[derive(Module, Debug)]
+pub struct Embedding {
+    pub weight: Param<Tensor<2>>,
+}
+
+impl Embedding {
+    pub fn new(entries: usize, features: usize, device: &Device) -> Self {
+        Embedding { weight: zeros([entries, features], device) }
+    }
+
+    /// `ids` is [sample, position]; the answer has the features as third dimension.
+    pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        burn::tensor::module::embedding(self.weight.val(), ids)
+    }
+}
+
+pub(crate) fn zeros<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
     Param::from_tensor(Tensor::zeros(shape, device))
 }

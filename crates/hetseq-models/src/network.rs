@@ -20,6 +20,12 @@ pub enum Init {
     Normal {
         std: f64,
     },
+    /// Normal, except for one row of the table (rows are `width` wide), which is zero: the embedding of padding.
+    NormalExceptRow {
+        std: f64,
+        width: usize,
+        row: usize,
+    },
     /// Uniform in [-bound, bound).
     Uniform {
         bound: f32,
@@ -47,6 +53,10 @@ impl Init {
                 for (i, x) in out.iter_mut().enumerate() {
                     *x = (f64::from(key.normal(i as u64)) * std) as f32;
                 }
+            }
+            Init::NormalExceptRow { std, width, row } => {
+                Init::Normal { std }.fill(key, out);
+                out.iter_mut().skip(row * width).take(width).for_each(|x| *x = 0.0);
             }
             Init::Uniform { bound } => {
                 for (i, x) in out.iter_mut().enumerate() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use hetseq_models::Network;
+use hetseq_models::{Network, ParameterPath};
 use hetseq_optim::{Layout, OptimError};
 use hetseq_random::Key;
 
@@ -18,33 +18,24 @@ pub(crate) fn layout_of<M: Module>(model: &M) -> Result<Layout, OptimError> {
 
 #[derive(Default)]
 struct LayoutVisitor {
-    path: Vec<String>,
+    path: ParameterPath,
     entries: Vec<(String, Vec<usize>)>,
 }
 
 impl ModuleVisitor for LayoutVisitor {
     fn enter_module(&mut self, name: &str, container: &str) {
-        if !is_choice(container) {
-            self.path.push(name.to_owned());
-        }
+        self.path.enter(name, container);
     }
 
     fn exit_module(&mut self, _name: &str, container: &str) {
-        if !is_choice(container) {
-            self.path.pop();
-        }
+        self.path.exit(container);
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.is_require_grad() {
-            self.entries.push((self.path.join("."), param.lazy_shape().to_vec()));
+            self.entries.push((self.path.name(), param.lazy_shape().to_vec()));
         }
     }
-}
-
-/// An enum is a choice between models, not a layer: the chosen one's parameters keep their own names.
-fn is_choice(container: &str) -> bool {
-    container.starts_with("Enum:")
 }
 
 /// The starting parameters: drawn on the host, keyed by name, so that they do not depend on device or order.

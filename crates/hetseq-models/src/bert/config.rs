@@ -1,0 +1,287 @@
+//! The shape of a BERT, in the words of Hugging Face's `config.json` and of Google's `bert_config.json`, which it reads.
+
+use burn::tensor::Tensor;
+use burn::tensor::activation::{gelu, gelu_approximate, relu, silu};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::attention;
+
+/// Missing keys have transformers' defaults.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BertConfig {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub intermediate_size: usize,
+    pub hidden_act: Activation,
+    pub hidden_dropout_prob: f64,
+    pub attention_probs_dropout_prob: f64,
+    pub max_position_embeddings: usize,
+    pub type_vocab_size: usize,
+    pub initializer_range: f64,
+    pub layer_norm_eps: f64,
+    /// Its embedding starts as zero. Null: none does.
+    pub pad_token_id: Option<usize>,
+}
+
+impl Default for BertConfig {
+    fn default() -> Self {
+        BertConfig {
+            vocab_size: 30_522,
+            hidden_size: 768,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            intermediate_size: 3072,
+            hidden_act: Activation::Gelu,
+            hidden_dropout_prob: 0.1,
+            attention_probs_dropout_prob: 0.1,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            initializer_range: 0.02,
+            layer_norm_eps: 1e-12,
+            pad_token_id: Some(0),
+        }
+    }
+}
+
+/// The published sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BertSize {
+    Tiny,
+    Mini,
+    Small,
+    Medium,
+    Base,
+    Large,
+}
+
+impl BertSize {
+    /// Heads are 64 wide and the feed-forward parts four times as wide as the model.
+    pub fn config(self) -> BertConfig {
+        let (layers, width) = match self {
+            BertSize::Tiny => (2, 128),
+            BertSize::Mini => (4, 256),
+            BertSize::Small => (4, 512),
+            BertSize::Medium => (8, 512),
+            BertSize::Base => (12, 768),
+            BertSize::Large => (24, 1024),
+        };
+        BertConfig {
+            hidden_size: width,
+            num_hidden_layers: layers,
+            num_attention_heads: width / 64,
+            intermediate_size: 4 * width,
+            ..BertConfig::default()
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// Exact, by the error function.
+    Gelu,
+    /// Approximated by the hyperbolic tangent.
+    #[serde(alias = "gelu_pytorch_tanh")]
+    GeluNew,
+    Relu,
+    #[serde(alias = "swish")]
+    Silu,
+}
+
+impl Activation {
+    pub(super) fn apply<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Activation::Gelu => gelu(x),
+            Activation::GeluNew => gelu_approximate(x),
+            Activation::Relu => relu(x),
+            Activation::Silu => silu(x),
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum BertConfigError {
+    #[error("not a BERT config: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("{key} = {value}: {reason}")]
+    Value { key: &'static str, value: String, reason: String },
+}
+
+/// Keys of a `config.json` that change the model but have no place in [`BertConfig`]: only one value of each is supported.
+#[derive(Deserialize)]
+#[serde(default)]
+struct Fixed {
+    model_type: String,
+    position_embedding_type: String,
+    is_decoder: bool,
+    tie_word_embeddings: bool,
+}
+
+impl Default for Fixed {
+    fn default() -> Self {
+        Fixed {
+            model_type: "bert".to_owned(),
+            position_embedding_type: "absolute".to_owned(),
+            is_decoder: false,
+            tie_word_embeddings: true,
+        }
+    }
+}
+
+impl Fixed {
+    fn validate(&self) -> Result<(), BertConfigError> {
+        let Fixed { model_type, position_embedding_type, is_decoder, tie_word_embeddings } = self;
+        check("model_type", model_type, model_type == "bert", "only \"bert\" is supported")?;
+        let absolute = position_embedding_type == "absolute";
+        check("position_embedding_type", position_embedding_type, absolute, "only \"absolute\" is supported")?;
+        check("is_decoder", is_decoder, !is_decoder, "only encoders are supported")?;
+        let reason = "the decoder always shares the word embeddings";
+        check("tie_word_embeddings", tie_word_embeddings, *tie_word_embeddings, reason)
+    }
+}
+
+impl BertConfig {
+    /// Reads and validates; keys that do not concern the model are ignored.
+    pub fn from_json(text: &str) -> Result<Self, BertConfigError> {
+        serde_json::from_str::<Fixed>(text)?.validate()?;
+        let config: BertConfig = serde_json::from_str(text)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// A `config.json` that transformers reads.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Written<'a> {
+            architectures: [&'static str; 1],
+            model_type: &'static str,
+            #[serde(flatten)]
+            config: &'a BertConfig,
+        }
+        let written = Written { architectures: ["BertForPreTraining"], model_type: "bert", config: self };
+        serde_json::to_string_pretty(&written)
+    }
+
+    pub fn validate(&self) -> Result<(), BertConfigError> {
+        let BertConfig { hidden_size, num_attention_heads: heads, .. } = *self;
+        // Far above every model there is, and low enough that products of sizes can be computed.
+        let most = 1 << 24;
+        for (key, size) in [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", hidden_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", heads),
+            ("intermediate_size", self.intermediate_size),
+            ("type_vocab_size", self.type_vocab_size),
+        ] {
+            check(key, size, (1..=most).contains(&size), format!("must be from 1 to {most}"))?;
+        }
+        let reason = format!("must be divisible by num_attention_heads = {heads}");
+        check("hidden_size", hidden_size, hidden_size.is_multiple_of(heads), reason)?;
+        let (positions, longest) = (self.max_position_embeddings, attention::LONGEST);
+        let reason = format!("must be from 1 to {longest}");
+        check("max_position_embeddings", positions, (1..=longest).contains(&positions), reason)?;
+        for (key, rate) in [
+            ("hidden_dropout_prob", self.hidden_dropout_prob),
+            ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
+        ] {
+            check(key, rate, (0.0..1.0).contains(&rate), "must be at least 0 and below 1")?;
+        }
+        for (key, value) in [("initializer_range", self.initializer_range), ("layer_norm_eps", self.layer_norm_eps)] {
+            check(key, value, value > 0.0 && value.is_finite(), "must be above 0")?;
+        }
+        if let Some(pad) = self.pad_token_id {
+            let reason = format!("must be below vocab_size = {}, or null", self.vocab_size);
+            check("pad_token_id", pad, pad < self.vocab_size, reason)?;
+        }
+        Ok(())
+    }
+}
+
+fn check(
+    key: &'static str,
+    value: impl ToString,
+    is_right: bool,
+    reason: impl Into<String>,
+) -> Result<(), BertConfigError> {
+    if is_right { Ok(()) } else { Err(BertConfigError::Value { key, value: value.to_string(), reason: reason.into() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn googles_file_is_read() {
+        // uncased_L-2_H-128_A-2, which has fewer keys than Hugging Face's.
+        let text = r#"{"hidden_size": 128, "hidden_act": "gelu", "initializer_range": 0.02, "vocab_size": 30522,
+            "hidden_dropout_prob": 0.1, "num_attention_heads": 2, "type_vocab_size": 2, "max_position_embeddings": 512,
+            "num_hidden_layers": 2, "intermediate_size": 512, "attention_probs_dropout_prob": 0.1,
+            "directionality": "bidi", "pooler_type": "first_token_transform"}"#;
+        assert_eq!(BertConfig::from_json(text).unwrap(), BertSize::Tiny.config());
+    }
+
+    #[test]
+    fn sizes_are_those_published() {
+        use BertSize::*;
+        for (size, layers, width, heads) in
+            [(Tiny, 2, 128, 2), (Mini, 4, 256, 4), (Small, 4, 512, 8), (Medium, 8, 512, 8), (Large, 24, 1024, 16)]
+        {
+            let config = size.config();
+            config.validate().unwrap();
+            assert_eq!(
+                (config.num_hidden_layers, config.hidden_size, config.num_attention_heads),
+                (layers, width, heads)
+            );
+        }
+        assert_eq!(Base.config(), BertConfig::default());
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for hidden_act in [Activation::Gelu, Activation::GeluNew, Activation::Relu, Activation::Silu] {
+            let config =
+                BertConfig { hidden_act, pad_token_id: None, layer_norm_eps: 1e-12, ..BertSize::Mini.config() };
+            assert_eq!(BertConfig::from_json(&config.to_json().unwrap()).unwrap(), config);
+        }
+        let written: serde_json::Value = serde_json::from_str(&BertConfig::default().to_json().unwrap()).unwrap();
+        assert_eq!(written["architectures"][0], "BertForPreTraining");
+        assert_eq!(written["model_type"], "bert");
+    }
+
+    #[test]
+    fn other_names_of_activations_are_known() {
+        for (name, activation) in [("gelu_pytorch_tanh", Activation::GeluNew), ("swish", Activation::Silu)] {
+            let config = BertConfig::from_json(&format!("{{\"hidden_act\": \"{name}\"}}")).unwrap();
+            assert_eq!(config.hidden_act, activation);
+        }
+    }
+
+    #[test]
+    fn errors_name_the_key_the_value_and_what_is_right() {
+        for (text, expected) in [
+            (r#"{"hidden_size": 100}"#, "hidden_size = 100: must be divisible by num_attention_heads = 12"),
+            (r#"{"num_hidden_layers": 0}"#, "num_hidden_layers = 0: must be from 1 to 16777216"),
+            (r#"{"vocab_size": 99999999999}"#, "vocab_size = 99999999999: must be from 1 to 16777216"),
+            (r#"{"max_position_embeddings": 70000}"#, "max_position_embeddings = 70000: must be from 1 to 65536"),
+            (r#"{"hidden_dropout_prob": 1}"#, "hidden_dropout_prob = 1: must be at least 0 and below 1"),
+            (r#"{"layer_norm_eps": 0}"#, "layer_norm_eps = 0: must be above 0"),
+            (r#"{"pad_token_id": 30522}"#, "pad_token_id = 30522: must be below vocab_size = 30522, or null"),
+            (r#"{"model_type": "roberta"}"#, "model_type = roberta: only \"bert\" is supported"),
+            (r#"{"position_embedding_type": "relative_key"}"#, "position_embedding_type = relative_key: only"),
+            (r#"{"is_decoder": true}"#, "is_decoder = true: only encoders"),
+            (r#"{"tie_word_embeddings": false}"#, "tie_word_embeddings = false: the decoder always"),
+            (r#"{"hidden_act": "mish"}"#, "not a BERT config: unknown variant `mish`, expected one of `gelu`"),
+            (r#"{"hidden_size": -1}"#, "not a BERT config: invalid value"),
+            ("", "not a BERT config: EOF"),
+        ] {
+            let error = BertConfig::from_json(text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}

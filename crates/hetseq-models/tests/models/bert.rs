@@ -1,0 +1,247 @@
+//! BERT against transformers' `BertForPreTraining`, recorded by `scripts/fixtures/bert.py`, and against itself in other
+//! micro-batches.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor};
+use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
+use hetseq_models::{Init, Network};
+use hetseq_random::Key;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+use crate::parameters::{add_gradients, fill, names};
+use crate::stream::Stream;
+
+const LENGTHS: [usize; 3] = [12, 7, 9];
+const POSITIONS: usize = 12;
+/// Row and column.
+const MASKED: [(usize, usize); 5] = [(0, 1), (0, 5), (1, 1), (1, 5), (2, 6)];
+const FOLLOWS: [i32; 3] = [0, 1, 1];
+/// Of the model whose initialisation was recorded.
+const WIDE: (usize, usize) = (5000, 128);
+
+#[derive(Deserialize)]
+struct Recorded {
+    config: serde_json::Value,
+    names: Vec<(String, Vec<usize>)>,
+    starts: BTreeMap<String, String>,
+    losses: BTreeMap<String, [f64; 2]>,
+}
+
+fn recorded() -> Recorded {
+    serde_json::from_str(include_str!("../fixtures/bert.json")).unwrap()
+}
+
+/// With `changes` to the recorded config.
+fn config(changes: &[(&str, serde_json::Value)]) -> BertConfig {
+    let mut json = recorded().config;
+    for (key, value) in changes {
+        json[key] = value.clone();
+    }
+    BertConfig::from_json(&json.to_string()).unwrap()
+}
+
+/// The model and all the data there is.
+struct Case {
+    model: Bert,
+    device: Device,
+    tokens: Vec<i32>,
+    labels: Vec<i32>,
+}
+
+impl Case {
+    fn new(config: &BertConfig) -> Self {
+        let device = Device::flex().autodiff();
+        let mut stream = Stream(11);
+        let tokens = stream.bytes(LENGTHS.len() * POSITIONS);
+        let tokens = tokens.into_iter().map(|byte| 1 + i32::from(byte) % (config.vocab_size as i32 - 1)).collect();
+        let labels = stream.bytes(MASKED.len());
+        let labels = labels.into_iter().map(|byte| i32::from(byte) % config.vocab_size as i32).collect();
+        let model = fill(Bert::new(config, &device), &device, |name, shape| stream.parameter(name, shape));
+        Case { model, device, tokens, labels }
+    }
+
+    /// A micro-batch of these samples, padded to `positions`.
+    fn batch(&self, samples: Range<usize>, positions: usize) -> (Sequences, Labelled, Labelled) {
+        let (mut tokens, mut segments) = (Vec::new(), Vec::new());
+        for sample in samples.clone() {
+            for column in 0..positions {
+                let is_real = column < LENGTHS[sample];
+                tokens.push(if is_real { self.tokens[sample * POSITIONS + column] } else { 0 });
+                segments.push(i32::from(is_real && column >= LENGTHS[sample] / 2));
+            }
+        }
+        let input = Sequences::new(&tokens, &segments, &LENGTHS[samples.clone()], &self.device);
+        let masked = MASKED.iter().zip(&self.labels).filter(|((row, _), _)| samples.contains(row));
+        let place = |row: usize, column: usize| ((row - samples.start) * positions + column) as i32;
+        let (at, labels): (Vec<i32>, Vec<i32>) = masked.map(|((row, column), l)| (place(*row, *column), *l)).unzip();
+        let rows: Vec<i32> = (0..samples.len() as i32).collect();
+        let sentences = Labelled::new(&rows, &FOLLOWS[samples], &self.device);
+        (input, Labelled::new(&at, &labels, &self.device), sentences)
+    }
+
+    /// Loss sums, and the gradients of the mean losses, over these micro-batches (samples and padded length).
+    fn train(&self, batches: &[(Range<usize>, usize)], keys: &[Key]) -> ([f64; 2], BTreeMap<String, Vec<f32>>) {
+        let (mut losses, mut gradients) = ([0.0; 2], BTreeMap::new());
+        for (samples, positions) in batches {
+            let (input, words, sentences) = self.batch(samples.clone(), *positions);
+            let keys = if keys.is_empty() { keys } else { &keys[samples.clone()] };
+            let [words, sentences] = self.model.answer(&input, &words, &sentences, keys).map(|answers| answers.loss);
+            losses[0] += f64::from(values(words.clone())[0]);
+            losses[1] += f64::from(values(sentences.clone())[0]);
+            let loss = words / MASKED.len() as f32 + sentences / LENGTHS.len() as f32;
+            add_gradients(&self.model, &loss.backward(), &mut gradients);
+        }
+        (losses, gradients)
+    }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Fails if a gradient is off by more than `tolerance` of its norm. That of the attention keys' bias is zero but for rounding,
+/// since a softmax does not see what all its inputs share: it is measured by the norm of the keys' weights, made of the same
+/// terms.
+fn assert_close(ours: &BTreeMap<String, Vec<f32>>, theirs: &BTreeMap<String, Vec<f32>>, tolerance: f64) {
+    assert!(ours.keys().eq(theirs.keys()));
+    let mut worst = 0f64;
+    for (name, expected) in theirs {
+        assert_eq!(ours[name].len(), expected.len(), "{name}");
+        let distance = norm(ours[name].iter().zip(expected).map(|(a, b)| a - b));
+        let measured_by = name.replace("key.bias", "key.weight");
+        let relative = distance / norm(theirs[&measured_by].iter().copied());
+        assert!(relative <= tolerance, "{name}: off by {relative:e}");
+        worst = worst.max(relative);
+    }
+    eprintln!("gradients are off by {worst:.1e} at most");
+}
+
+const ALL: (Range<usize>, usize) = (0..3, POSITIONS);
+
+/// Each sample alone, as short as it can be.
+fn alone() -> [(Range<usize>, usize); 3] {
+    [0, 1, 2].map(|sample| (sample..sample + 1, LENGTHS[sample]))
+}
+
+#[test]
+fn values_and_gradients_are_those_of_transformers() {
+    let answers = SafeTensors::deserialize(include_bytes!("../fixtures/bert.safetensors")).unwrap();
+    let answer = |name: &str| -> Vec<f32> {
+        let bytes = answers.tensor(name).unwrap().data().as_chunks::<4>().0;
+        bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+    };
+    let case = Case::new(&config(&[]));
+    let hidden = case.model.hidden(&case.batch(ALL.0, ALL.1).0, &[]);
+    let pooled = values(case.model.pooled(hidden.clone()));
+    // Padding has hidden states too, and transformers' are the same: it masks the keys alone.
+    for (ours, theirs) in [(values(hidden), answer("hidden")), (pooled, answer("pooled"))] {
+        assert_eq!(ours.len(), theirs.len());
+        assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+    let recorded = recorded();
+    let theirs = recorded.names.iter().map(|(name, _)| (name.clone(), answer(name))).collect();
+    // A split with less padding changes nothing.
+    for batches in [&[ALL][..], &alone()] {
+        let (losses, gradients) = case.train(batches, &[]);
+        for (ours, theirs) in losses.iter().zip(recorded.losses["gelu"]) {
+            assert!((ours - theirs).abs() < 1e-5, "{ours} and {theirs}");
+        }
+        assert_close(&gradients, &theirs, 1e-5);
+    }
+}
+
+#[test]
+fn activations_are_those_of_transformers() {
+    let recorded = recorded();
+    assert_eq!(recorded.losses.len(), 5);
+    for (name, theirs) in &recorded.losses {
+        let case = Case::new(&config(&[("hidden_act", name.as_str().into())]));
+        let (ours, _) = case.train(&[ALL], &[]);
+        assert!(ours.iter().zip(theirs).all(|(a, b)| (a - b).abs() < 1e-5), "{name}: {ours:?} and {theirs:?}");
+    }
+}
+
+#[test]
+fn names_shapes_and_their_order_are_those_of_transformers() {
+    assert_eq!(names(&Bert::new(&config(&[]), &Device::flex())), recorded().names);
+}
+
+#[test]
+fn it_starts_as_transformers_does() {
+    let config = config(&[("vocab_size", WIDE.0.into()), ("hidden_size", WIDE.1.into())]);
+    let model = Bert::new(&config, &Device::flex());
+    let starts = recorded().starts;
+    for (name, shape) in names(&model) {
+        let start = match model.init(&name, &shape) {
+            Init::Constant(value) => value.to_string(),
+            Init::Normal { std } | Init::NormalExceptRow { std, .. } => format!("normal {std:.2}"),
+            Init::Uniform { .. } => "uniform".to_owned(),
+        };
+        assert_eq!(start, starts[&name], "{name}");
+    }
+    let mut words = vec![f32::NAN; WIDE.0 * WIDE.1];
+    model.init("bert.embeddings.word_embeddings.weight", &[WIDE.0, WIDE.1]).fill(Key::root(1), &mut words);
+    let (padding, others) = words.split_at(WIDE.1);
+    assert!(padding.iter().all(|&x| x == 0.0));
+    assert!(others.iter().all(|&x| x != 0.0));
+}
+
+#[test]
+fn a_sample_keeps_its_dropout_in_another_micro_batch() {
+    let case = Case::new(&config(&[("hidden_dropout_prob", 0.3.into()), ("attention_probs_dropout_prob", 0.4.into())]));
+    let keys: Vec<Key> = (0..3).map(|sample| Key::root(5).index(sample)).collect();
+    let (losses, gradients) = case.train(&[ALL], &keys);
+    let (others, other_gradients) = case.train(&alone(), &keys);
+    assert!(losses.iter().zip(others).all(|(a, b)| (a - b).abs() < 1e-5), "{losses:?} and {others:?}");
+    assert_close(&gradients, &other_gradients, 1e-5);
+
+    // The rates matter, each of them, and so does the key.
+    let hidden = |case: &Case, keys: &[Key]| values(case.model.hidden(&case.batch(1..2, 7).0, keys));
+    let (without, with) = (hidden(&case, &[]), hidden(&case, &keys[1..2]));
+    assert_ne!(with, without);
+    assert_ne!(with, hidden(&case, &keys[2..3]));
+    for (key, zero) in [("hidden_dropout_prob", 0.0), ("attention_probs_dropout_prob", 0.0)] {
+        let other = Case::new(&config(&[(key, zero.into())]));
+        assert_ne!(hidden(&other, &keys[1..2]), without, "{key}");
+    }
+}
+
+#[test]
+fn nothing_to_answer_costs_nothing() {
+    let case = Case::new(&config(&[]));
+    let (input, words, sentences) = case.batch(0..2, POSITIONS);
+    let nothing = Labelled::new(&[], &[], &case.device);
+    let [no_words, answered] = case.model.answer(&input, &nothing, &sentences, &[]);
+    assert_eq!((values(no_words.loss.clone()), no_words.logits.is_none()), (vec![0.0], true));
+    assert_eq!(values(no_words.right(&nothing)), [0.0]);
+    assert_eq!(answered.logits.as_ref().unwrap().dims(), [2, 2]);
+    // Only the second sentence: its loss is what is missing without it.
+    let second = Labelled::new(&[1], &[FOLLOWS[1]], &case.device);
+    let first = Labelled::new(&[0], &[FOLLOWS[0]], &case.device);
+    let loss = |asked: &Labelled| values(case.model.answer(&input, &words, asked, &[])[1].loss.clone())[0];
+    assert!((loss(&first) + loss(&second) - values(answered.loss)[0]).abs() < 1e-5);
+    // The sum of the losses has gradients although one term is a constant.
+    let mut gradients = BTreeMap::new();
+    let [words, sentences] = case.model.answer(&input, &words, &nothing, &[]);
+    add_gradients(&case.model, &(words.loss + sentences.loss).backward(), &mut gradients);
+    assert!(gradients["cls.predictions.bias"].iter().any(|&x| x != 0.0));
+    assert!(gradients["bert.pooler.dense.weight"].iter().all(|&x| x == 0.0));
+}
+
+#[test]
+fn right_answers_are_counted() {
+    let case = Case::new(&config(&[]));
+    let (input, words, sentences) = case.batch(0..3, POSITIONS);
+    let [answers, _] = case.model.answer(&input, &words, &sentences, &[]);
+    let best: Vec<i32> = values(answers.logits.clone().unwrap().argmax(1).float()).iter().map(|&x| x as i32).collect();
+    let mut labels = best.clone();
+    labels[1] = (labels[1] + 1) % 50;
+    assert_eq!(values(answers.right(&Labelled::new(&[0, 1, 2, 3, 4], &labels, &case.device))), [4.0]);
+}
