@@ -15,6 +15,7 @@ use hetseq_random::Key;
 
 use crate::attention::hide_padding;
 use crate::layers::Linear;
+use crate::recompute::Tape;
 use crate::{Init, Network};
 pub use config::{Activation, BertConfig, BertConfigError, BertSize};
 use embeddings::Embeddings;
@@ -41,7 +42,9 @@ impl Sequences {
         let ids = |ids: &[i32]| {
             Tensor::<2, Int>::from_data(TensorData::new(ids.to_vec(), [lengths.len(), positions]), device)
         };
-        Sequences { tokens: ids(tokens), segments: ids(segments), padding: hide_padding(lengths, positions, device) }
+        // A constant, also beside tensors that are tracked.
+        let padding = hide_padding(lengths, positions, &device.clone().inner());
+        Sequences { tokens: ids(tokens), segments: ids(segments), padding }
     }
 }
 
@@ -96,10 +99,10 @@ impl Bert {
     }
 
     /// The last hidden states [sample, position, feature]; those of the padding mean nothing. `keys` as in
-    /// [`hetseq_kernels::dropout`]: one per sample, none when evaluating.
-    pub fn hidden(&self, input: &Sequences, keys: &[Key]) -> Tensor<3> {
+    /// [`hetseq_kernels::dropout`]: one per sample, none when evaluating. With a tape the layers' inner values are not kept.
+    pub fn hidden(&self, input: &Sequences, keys: &[Key], tape: Option<&Tape>) -> Tensor<3> {
         let x = self.bert.embeddings.forward(input, keys);
-        self.bert.encoder.forward(x, input.padding.as_ref(), keys)
+        self.bert.encoder.forward(x, input.padding.as_ref(), keys, tape)
     }
 
     /// One vector per sample, from its first position.
@@ -123,8 +126,15 @@ impl Bert {
     }
 
     /// Both losses, as sums, and the logits behind them: of the masked words and of the sentences.
-    pub fn answer(&self, input: &Sequences, words: &Labelled, sentences: &Labelled, keys: &[Key]) -> [Answers; 2] {
-        let hidden = self.hidden(input, keys);
+    pub fn answer(
+        &self,
+        input: &Sequences,
+        words: &Labelled,
+        sentences: &Labelled,
+        keys: &[Key],
+        tape: Option<&Tape>,
+    ) -> [Answers; 2] {
+        let hidden = self.hidden(input, keys, tape);
         let device = hidden.device();
         let words = Answers::new(words, &device, |at| self.masked_logits(hidden.clone(), at));
         let of_rows = |at| self.next_sentence_logits(self.pooled(hidden.clone()).select(0, at));

@@ -7,6 +7,7 @@ pub mod layers;
 pub mod loss;
 mod network;
 mod path;
+pub mod recompute;
 pub mod resnet;
 
 pub use network::{Init, Network};

@@ -8,6 +8,7 @@ use hetseq_random::Key;
 use super::{Activation, BertConfig, site};
 use crate::attention;
 use crate::layers::{LayerNorm, Linear};
+use crate::recompute::Tape;
 
 #[derive(Module, Debug)]
 pub(super) struct Encoder {
@@ -20,10 +21,22 @@ impl Encoder {
     }
 
     /// `bias` hides the padding, see [`attention::hide_padding`].
-    pub(super) fn forward(&self, mut x: Tensor<3>, bias: Option<&Tensor<4>>, keys: &[Key]) -> Tensor<3> {
+    pub(super) fn forward(
+        &self,
+        mut x: Tensor<3>,
+        bias: Option<&Tensor<4>>,
+        keys: &[Key],
+        tape: Option<&Tape>,
+    ) -> Tensor<3> {
         for (layer, i) in self.layer.iter().zip(0..) {
             let keys: Vec<Key> = keys.iter().map(|key| key.index(i)).collect();
-            x = layer.forward(x, bias, &keys);
+            x = match tape {
+                None => layer.forward(x, bias, &keys),
+                Some(tape) => {
+                    let bias = bias.cloned();
+                    tape.run(layer, x, move |layer: &Layer, x| layer.forward(x, bias.as_ref(), &keys))
+                }
+            };
         }
         x
     }

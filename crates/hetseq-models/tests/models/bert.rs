@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor};
 use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
+use hetseq_models::recompute::Tape;
 use hetseq_models::{Init, Network};
 use hetseq_random::Key;
 use safetensors::SafeTensors;
@@ -84,15 +85,27 @@ impl Case {
 
     /// Loss sums, and the gradients of the mean losses, over these micro-batches (samples and padded length).
     fn train(&self, batches: &[(Range<usize>, usize)], keys: &[Key]) -> ([f64; 2], BTreeMap<String, Vec<f32>>) {
+        self.train_with(batches, keys, || None)
+    }
+
+    /// `tape` is asked for each micro-batch.
+    fn train_with(
+        &self,
+        batches: &[(Range<usize>, usize)],
+        keys: &[Key],
+        tape: impl Fn() -> Option<Tape>,
+    ) -> ([f64; 2], BTreeMap<String, Vec<f32>>) {
         let (mut losses, mut gradients) = ([0.0; 2], BTreeMap::new());
         for (samples, positions) in batches {
             let (input, words, sentences) = self.batch(samples.clone(), *positions);
             let keys = if keys.is_empty() { keys } else { &keys[samples.clone()] };
-            let [words, sentences] = self.model.answer(&input, &words, &sentences, keys).map(|answers| answers.loss);
+            let tape = tape();
+            let [words, sentences] =
+                self.model.answer(&input, &words, &sentences, keys, tape.as_ref()).map(|answers| answers.loss);
             losses[0] += f64::from(values(words.clone())[0]);
             losses[1] += f64::from(values(sentences.clone())[0]);
             let loss = words / MASKED.len() as f32 + sentences / LENGTHS.len() as f32;
-            add_gradients(&self.model, &loss.backward(), &mut gradients);
+            tape.unwrap_or_default().backward(&loss, |pass| add_gradients(&self.model, pass, &mut gradients));
         }
         (losses, gradients)
     }
@@ -138,7 +151,7 @@ fn values_and_gradients_are_those_of_transformers() {
         bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
     let case = Case::new(&config(&[]));
-    let hidden = case.model.hidden(&case.batch(ALL.0, ALL.1).0, &[]);
+    let hidden = case.model.hidden(&case.batch(ALL.0, ALL.1).0, &[], None);
     let pooled = values(case.model.pooled(hidden.clone()));
     // Padding has hidden states too, and transformers' are the same: it masks the keys alone.
     for (ours, theirs) in [(values(hidden), answer("hidden")), (pooled, answer("pooled"))] {
@@ -203,7 +216,7 @@ fn a_sample_keeps_its_dropout_in_another_micro_batch() {
     assert_close(&gradients, &other_gradients, 1e-5);
 
     // The rates matter, each of them, and so does the key.
-    let hidden = |case: &Case, keys: &[Key]| values(case.model.hidden(&case.batch(1..2, 7).0, keys));
+    let hidden = |case: &Case, keys: &[Key]| values(case.model.hidden(&case.batch(1..2, 7).0, keys, None));
     let (without, with) = (hidden(&case, &[]), hidden(&case, &keys[1..2]));
     assert_ne!(with, without);
     assert_ne!(with, hidden(&case, &keys[2..3]));
@@ -214,22 +227,33 @@ fn a_sample_keeps_its_dropout_in_another_micro_batch() {
 }
 
 #[test]
+fn computing_layers_again_changes_no_bit() {
+    let dropout = [("hidden_dropout_prob", 0.3.into()), ("attention_probs_dropout_prob", 0.4.into())];
+    let case = Case::new(&config(&dropout));
+    let keys: Vec<Key> = (0..3).map(|sample| Key::root(5).index(sample)).collect();
+    let again = |batches| case.train_with(batches, &keys, || Some(Tape::default()));
+    assert!(again(&[ALL]) == case.train(&[ALL], &keys));
+    // Word embeddings are used twice, and the sum over micro-batches takes up both uses one by one.
+    assert_close(&again(&alone()).1, &case.train(&alone(), &keys).1, 1e-6);
+}
+
+#[test]
 fn nothing_to_answer_costs_nothing() {
     let case = Case::new(&config(&[]));
     let (input, words, sentences) = case.batch(0..2, POSITIONS);
     let nothing = Labelled::new(&[], &[], &case.device);
-    let [no_words, answered] = case.model.answer(&input, &nothing, &sentences, &[]);
+    let [no_words, answered] = case.model.answer(&input, &nothing, &sentences, &[], None);
     assert_eq!((values(no_words.loss.clone()), no_words.logits.is_none()), (vec![0.0], true));
     assert_eq!(values(no_words.right(&nothing)), [0.0]);
     assert_eq!(answered.logits.as_ref().unwrap().dims(), [2, 2]);
     // Only the second sentence: its loss is what is missing without it.
     let second = Labelled::new(&[1], &[FOLLOWS[1]], &case.device);
     let first = Labelled::new(&[0], &[FOLLOWS[0]], &case.device);
-    let loss = |asked: &Labelled| values(case.model.answer(&input, &words, asked, &[])[1].loss.clone())[0];
+    let loss = |asked: &Labelled| values(case.model.answer(&input, &words, asked, &[], None)[1].loss.clone())[0];
     assert!((loss(&first) + loss(&second) - values(answered.loss)[0]).abs() < 1e-5);
     // The sum of the losses has gradients although one term is a constant.
     let mut gradients = BTreeMap::new();
-    let [words, sentences] = case.model.answer(&input, &words, &nothing, &[]);
+    let [words, sentences] = case.model.answer(&input, &words, &nothing, &[], None);
     add_gradients(&case.model, &(words.loss + sentences.loss).backward(), &mut gradients);
     assert!(gradients["cls.predictions.bias"].iter().any(|&x| x != 0.0));
     assert!(gradients["bert.pooler.dense.weight"].iter().all(|&x| x == 0.0));
@@ -239,7 +263,7 @@ fn nothing_to_answer_costs_nothing() {
 fn right_answers_are_counted() {
     let case = Case::new(&config(&[]));
     let (input, words, sentences) = case.batch(0..3, POSITIONS);
-    let [answers, _] = case.model.answer(&input, &words, &sentences, &[]);
+    let [answers, _] = case.model.answer(&input, &words, &sentences, &[], None);
     let best: Vec<i32> = values(answers.logits.clone().unwrap().argmax(1).float()).iter().map(|&x| x as i32).collect();
     let mut labels = best.clone();
     labels[1] = (labels[1] + 1) % 50;

@@ -1,0 +1,56 @@
+//! Time for memory: parts of a network whose inner values are not kept for the backward pass but computed once more in it.
+//!
+//! A model runs such a part through a [`Tape`], which keeps only what went in; whoever runs the backward pass runs it through
+//! the tape as well. What is random in a part must be keyed, so that it comes out the same the second time. Each gradient is
+//! that of the plain way, bit for bit.
+
+use std::cell::RefCell;
+
+use burn::module::Module;
+use burn::tensor::{Gradients, Tensor};
+
+/// The parts of one forward pass, in the order in which they ran.
+#[derive(Default)]
+pub struct Tape {
+    parts: RefCell<Vec<Part>>,
+}
+
+struct Part {
+    input: Tensor<3>,
+    /// A leaf: where the backward pass of what follows ends.
+    output: Tensor<3>,
+    again: Box<dyn Fn(Tensor<3>) -> Tensor<3>>,
+}
+
+impl Tape {
+    /// Runs `forward(part, input)` without keeping its inner values. `part` is one of the model's modules, `input` is tracked.
+    pub fn run<M: Module + 'static>(
+        &self,
+        part: &M,
+        input: Tensor<3>,
+        forward: impl Fn(&M, Tensor<3>) -> Tensor<3> + 'static,
+    ) -> Tensor<3> {
+        // Without gradients, but on the device that has them: there operations are made of others, and round differently.
+        let output = forward(&part.clone().no_grad(), input.clone().detach()).detach().require_grad();
+        // The clone shares its parameters' leaves, so their gradients are found where the model's are.
+        let part = part.clone();
+        let again = Box::new(move |input| forward(&part, input));
+        self.parts.borrow_mut().push(Part { input, output: output.clone(), again });
+        output
+    }
+
+    /// The backward pass of `loss`, part by part from the end. `take` is called several times and takes the gradients of the
+    /// parameters out; a parameter's gradient is the sum of what it is handed.
+    pub fn backward(self, loss: &Tensor<1>, mut take: impl FnMut(&mut Gradients)) {
+        let mut passes = vec![loss.backward()];
+        passes.iter_mut().for_each(&mut take);
+        for Part { input, output, again } in self.parts.into_inner().into_iter().rev() {
+            // From everything behind it; nothing if the loss does not depend on it.
+            let upstream = passes.iter_mut().filter_map(|pass| output.grad_remove(pass)).reduce(|a, b| a + b);
+            let Some(upstream) = upstream else { continue };
+            let mut pass = (again(input) * upstream).sum().backward();
+            take(&mut pass);
+            passes.push(pass);
+        }
+    }
+}
