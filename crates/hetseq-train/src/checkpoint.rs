@@ -1,7 +1,7 @@
 //! Checkpoints: a directory is complete or absent. Written to a temporary name, flushed to the disk, then renamed.
 //!
-//! `checkpoints/step-N/` holds `model.safetensors`, the resolved `config.toml`, and `trainer/` with what only a resume
-//! needs; `last` and `best` are links. Only rank 0 reads and writes; the others get what they need over the network.
+//! `checkpoints/step-N/` holds `model.safetensors`, what the task lays beside it for other programs, the resolved
+//! `config.toml`, and `trainer/` with what only a resume needs; `last` and `best` are links. Only rank 0 reads and writes; the others get what they need over the network.
 //! Here is what happens on the disk; `saver.rs` has it done in the background.
 
 mod retention;
@@ -19,10 +19,11 @@ use hetseq_optim::Layout;
 
 use crate::error::TrainError;
 use crate::state::State;
+use crate::weights;
 
 pub(crate) use room::free_bytes;
 pub(crate) use saver::{News, RETRY, Saver};
-pub(crate) use snapshot::{Snapshot, size_bytes};
+pub(crate) use snapshot::{Common, Snapshot, size_bytes};
 pub(crate) use tensors::write_flat;
 pub use trouble::Trouble;
 
@@ -196,6 +197,9 @@ impl Checkpoints {
     }
 }
 
+/// The parameters, as other programs know them.
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+
 /// How the names of directories begin that are not checkpoints yet, or no longer.
 const TEMPORARY: &str = ".tmp-";
 
@@ -206,11 +210,15 @@ fn step_of(name: &str) -> Option<u64> {
 fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let trainer = dir.join("trainer");
     fs::create_dir_all(&trainer)?;
-    write_flat(&dir.join("model.safetensors"), &snapshot.layout, &snapshot.parameters)?;
+    write_flat(&dir.join(WEIGHTS), &snapshot.common.layout, &snapshot.parameters)?;
     tensors::write_slots(&trainer.join("optimizer.safetensors"), &snapshot.slots)?;
-    fs::write(dir.join("config.toml"), &snapshot.config)?;
+    fs::write(dir.join("config.toml"), &snapshot.common.config)?;
     fs::write(trainer.join("state.json"), serde_json::to_vec_pretty(&snapshot.state)?)?;
-    for file in ["model.safetensors", "config.toml", "trainer/optimizer.safetensors", "trainer/state.json"] {
+    for (name, content) in snapshot.common.files.iter() {
+        fs::write(dir.join(name), content)?;
+    }
+    let own = [WEIGHTS, "config.toml", "trainer/optimizer.safetensors", "trainer/state.json"];
+    for file in own.into_iter().chain(snapshot.common.files.iter().map(|(name, _)| name.as_str())) {
         fs::File::open(dir.join(file))?.sync_all()?;
     }
     sync_dir(&trainer)?;
@@ -221,11 +229,6 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-/// Only the parameters, for evaluation.
-pub(crate) fn load_parameters(path: &Path, layout: &Layout) -> Result<Vec<f32>, TrainError> {
-    tensors::read_flat(&path.join("model.safetensors"), layout)
-        .map_err(|reason| TrainError::Checkpoint { path: path.to_owned(), reason })
-}
 
 /// Parameters, optimizer state and position.
 pub(crate) fn load(path: &Path, layout: &Layout) -> Result<Restored, TrainError> {
@@ -233,7 +236,9 @@ pub(crate) fn load(path: &Path, layout: &Layout) -> Result<Restored, TrainError>
     let state = fs::read(path.join("trainer/state.json")).map_err(|error| failed(error.to_string()))?;
     let state = serde_json::from_slice(&state).map_err(|error| failed(format!("trainer/state.json: {error}")))?;
     let slots = tensors::read_slots(&path.join("trainer/optimizer.safetensors")).map_err(failed)?;
-    Ok(Restored { parameters: load_parameters(path, layout)?, slots, state })
+    let as_they_are = |name: &str| Some(name.to_owned());
+    let parameters = weights::read_all(&path.join(WEIGHTS), layout, &as_they_are).map_err(failed)?;
+    Ok(Restored { parameters, slots, state })
 }
 
 #[cfg(test)]
@@ -267,10 +272,15 @@ pub(crate) mod tests {
         Layout::new([("a.weight".to_owned(), vec![2, 3]), ("a.bias".to_owned(), vec![2])]).unwrap()
     }
 
+    fn common() -> Arc<Common> {
+        let files = vec![("config.json".to_owned(), b"{}".to_vec())];
+        Arc::new(Common { layout: Arc::new(layout()), config: "[run]\n".to_owned(), files })
+    }
+
     pub(crate) fn snapshot(update: u64, best: Option<u64>, value: f32) -> Snapshot {
         let (parameters, moments) = (vec![value; 8], vec![2.0 * value; 8]);
         let slots = [("exp_avg".to_owned(), &moments[..])];
-        Snapshot::take(&Arc::new(layout()), "[run]\n", &state(update, best), &parameters, &slots, None)
+        Snapshot::take(&common(), &state(update, best), &parameters, &slots, None)
     }
 
     fn save(checkpoints: &Checkpoints, update: u64, best: Option<u64>, value: f32) -> PathBuf {
@@ -289,6 +299,7 @@ pub(crate) mod tests {
         assert_eq!(restored.parameters, [1.25; 8]);
         assert_eq!(restored.slots, [("exp_avg".to_owned(), vec![2.5; 8])]);
         assert_eq!(restored.state, state(5, Some(5)));
+        assert_eq!(fs::read(path.join("config.json")).unwrap(), b"{}");
         // As readable as any other file that the user makes.
         let mode = |name: &str| fs::metadata(path.join(name)).unwrap().permissions();
         assert_eq!(mode("model.safetensors"), mode("config.toml"));
@@ -365,8 +376,7 @@ pub(crate) mod tests {
         let at = first.parameters.as_ptr();
         let (parameters, moments) = (vec![3.0; 8], vec![4.0; 8]);
         let slots = [("buffer".to_owned(), &moments[..])];
-        let layout = Arc::new(layout());
-        let second = Snapshot::take(&layout, "", &state(6, None), &parameters, &slots, Some(first));
+        let second = Snapshot::take(&common(), &state(6, None), &parameters, &slots, Some(first));
         assert_eq!((second.parameters.as_ptr(), &second.parameters), (at, &parameters));
         assert_eq!(second.slots, [("buffer".to_owned(), moments)]);
     }

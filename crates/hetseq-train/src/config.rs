@@ -36,7 +36,7 @@ pub struct Config<C> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Which task: `images`, or one of your own.
+    /// Which task: `images`, `bert-pretrain`, or one of your own.
     pub task: String,
     /// Where metrics and checkpoints go; `runs/<name of the config>` if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]

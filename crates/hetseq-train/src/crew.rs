@@ -45,7 +45,7 @@ impl<T: Task> Crew<T> {
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
         let mut devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
-        let identity = identity(command, config, &task.fingerprint(), &layout)?;
+        let identity = identity(command, config, &*task, &layout)?;
         let mut group = Group::join(&options.place, &identity, &comm_options(config, options))?;
         // Not before: a rank may get its number only now.
         devices.slow_down(config.emulate.slowdown.get(group.rank()).copied().unwrap_or(1.0));

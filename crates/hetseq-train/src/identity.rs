@@ -1,5 +1,5 @@
-//! What must be the same on all ranks before they may train together: the run keys of the config, the data, the program
-//! and the layout. Not paths, devices, micro-batch caps or timeouts: those belong to a machine. A resume may change run
+//! What must be the same on all ranks before they may train together: the run keys of the config, the data, the files of the
+//! task, the program and the layout. Not paths, devices, micro-batch caps or timeouts: those belong to a machine. A resume may change run
 //! keys, but it is told.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,14 +12,21 @@ use toml::{Table, Value};
 
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::task::Task;
 
 /// Keys that may differ from rank to rank. A section name stands for all its keys.
-const LOCAL: [&str; 10] = [
+const LOCAL: [&str; 16] = [
     "run.dir",
     "run.devices",
     "run.log_every",
     "run.loader_threads",
     "task.data",
+    "task.config",
+    "task.tokenizer",
+    "task.init",
+    "task.recompute",
+    "task.memory_mib",
+    "task.unpack_dir",
     "batch.micro",
     "batch.max_tokens",
     "comm",
@@ -30,19 +37,23 @@ const LOCAL: [&str; 10] = [
 /// Keys of a local section that must be the same nevertheless.
 const SHARED: [&str; 2] = ["comm.wire", "comm.route"];
 
-pub(crate) fn identity<C: Serialize>(
+pub(crate) fn identity<T: Task>(
     command: &str,
-    config: &Config<C>,
-    data: &str,
+    config: &Config<T::Config>,
+    task: &T,
     layout: &Layout,
 ) -> Result<Identity, TrainError> {
     let mut identity = Identity::new()
         .with("command", command)
         .with("version", env!("CARGO_PKG_VERSION"))
-        .with("data", data)
+        .with("data", task.fingerprint())
         .with("layout", format!("{:016x}", layout.hash()));
     for (key, value) in run_keys(config)? {
         identity = identity.with(key, value);
+    }
+    // What a model is like beyond its layout may stand in a file, whose path is a machine's own affair.
+    for (name, content) in task.files() {
+        identity = identity.with(name, blake3::hash(&content).to_hex()[..16].to_owned());
     }
     Ok(identity)
 }

@@ -9,6 +9,7 @@ use crate::evaluate::Evaluation;
 use crate::run::{self, RunOptions};
 use crate::source::ConfigSource;
 use crate::task::Task;
+use crate::tasks::bert::BertTask;
 use crate::tasks::images::ImageTask;
 use crate::trainer::End;
 
@@ -21,7 +22,7 @@ pub struct Tasks {
 impl Tasks {
     /// What comes with HetSeq.
     pub fn builtin() -> Self {
-        Tasks::default().with::<ImageTask>()
+        Tasks::default().with::<ImageTask>().with::<BertTask>()
     }
 
     /// Add a task of your own; the same name again replaces the earlier one.

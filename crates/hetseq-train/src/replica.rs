@@ -45,7 +45,8 @@ impl<T: Task> Replica<T> {
         let mut losses: Option<Tensor<1>> = None;
         for job in jobs {
             let keys = job.samples.iter().map(|&sample| update_key.index(u64::from(sample))).collect();
-            let outcome = self.forward(job, keys)?;
+            let pass = Pass::new(&self.device, keys);
+            let outcome = self.forward(job, &pass)?;
             let minimised = outcome
                 .losses
                 .iter()
@@ -58,8 +59,7 @@ impl<T: Task> Replica<T> {
                 Some(sum) => sum + terms,
                 None => terms,
             });
-            let mut gradients = minimised.backward();
-            sums.add(&self.model, &mut gradients);
+            pass.tape.backward(&minimised, |gradients| sums.add(&self.model, gradients));
         }
         let mut flat = vec![0.0; self.layout.len() + self.terms];
         let (gradient, tail) = flat.split_at_mut(self.layout.len());
@@ -74,7 +74,7 @@ impl<T: Task> Replica<T> {
     pub(crate) fn evaluate(&self, jobs: &[Job<T>]) -> Result<Totals, String> {
         let mut totals = Totals { counts: vec![0; self.terms], losses: vec![0.0; self.terms], ..Totals::default() };
         for job in jobs {
-            let outcome = self.forward(job, Vec::new())?;
+            let outcome = self.forward(job, &Pass::new(&self.device, Vec::new()))?;
             totals.samples += job.samples.len() as u64;
             add(&mut totals.counts, self.task.counts(&job.batch));
             add(&mut totals.losses, scalars(outcome.losses)?);
@@ -83,8 +83,8 @@ impl<T: Task> Replica<T> {
         Ok(totals)
     }
 
-    fn forward(&self, job: &Job<T>, keys: Vec<Key>) -> Result<Outcome, String> {
-        let outcome = self.task.forward(&self.model, &job.batch, &Pass { device: self.device.clone(), keys });
+    fn forward(&self, job: &Job<T>, pass: &Pass) -> Result<Outcome, String> {
+        let outcome = self.task.forward(&self.model, &job.batch, pass);
         if outcome.losses.len() == self.terms {
             return Ok(outcome);
         }

@@ -8,7 +8,7 @@ use hetseq_comm::Place;
 use hetseq_data::{Pace, Split};
 use hetseq_metrics::Event;
 
-use crate::checkpoint::{self, Checkpoints};
+use crate::checkpoint::{Checkpoints, WEIGHTS};
 use crate::config::{Config, Reset, Resume};
 use crate::crew::{Crew, open};
 use crate::error::TrainError;
@@ -19,6 +19,7 @@ use crate::skips::Skips;
 use crate::start::Start;
 use crate::task::{Metric, Task, TaskError, Which};
 use crate::trainer::End;
+use crate::weights;
 
 /// What the command line adds to the config.
 #[derive(Clone)]
@@ -147,8 +148,12 @@ fn eval_with<T: Task>(
                 dir.display()
             ))
         })?;
-        check_exists(&found, "model.safetensors", &checkpoints)?;
-        parameters = checkpoint::load_parameters(&found, &crew.layout)?;
+        if !found.is_file() {
+            check_exists(&found, WEIGHTS, &checkpoints)?;
+        }
+        let rename = |name: &str| crew.task.parameter_name(name);
+        parameters = weights::read_all(&found, &crew.layout, &rename)
+            .map_err(|reason| TrainError::Checkpoint { path: found.clone(), reason })?;
         path = Some(found);
     }
     crew.group.broadcast(0, &mut parameters)?;

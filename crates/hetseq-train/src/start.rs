@@ -9,7 +9,7 @@ use hetseq_data::{Pace, PlanSpec};
 use hetseq_metrics::{Change, Event, Workers};
 use hetseq_optim::{OptimError, Optimizer};
 
-use crate::checkpoint::{self, Checkpoints, Restored, Saver};
+use crate::checkpoint::{self, Checkpoints, Common, Restored, Saver};
 use crate::config::{Config, Resume};
 use crate::crew::{Crew, initial_of};
 use crate::error::TrainError;
@@ -22,12 +22,13 @@ use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
 use crate::skips::Skips;
 use crate::state::State;
-use crate::task::{Metric, Task, Which};
+use crate::task::{Metric, Task, TaskError, Which};
 use crate::trainer::{Pulse, Trainer};
+use crate::weights;
 
 /// Everything a trainer starts with besides its crew.
 pub(crate) struct Start<T: Task> {
-    config_text: String,
+    common: Arc<Common>,
     /// What is not as it was when the checkpoint was saved; known to rank 0.
     pub(crate) changed: Vec<Change>,
     state: State,
@@ -86,7 +87,7 @@ impl<T: Task> Start<T> {
         };
         Ok(Start {
             saver,
-            config_text,
+            common: Arc::new(Common { layout: crew.layout.clone(), config: config_text, files: crew.task.files() }),
             changed,
             observer: Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?,
             state,
@@ -123,7 +124,7 @@ impl<T: Task> Start<T> {
             pulse: Pulse::beginning_at(&self.state.cursor),
             skips: Skips::default(),
             parameters: Arc::new(self.parameters),
-            config_text: self.config_text,
+            common: self.common,
             state: self.state,
             optimizer: self.optimizer,
             itinerary: self.itinerary,
@@ -197,7 +198,7 @@ fn find_origin<T: Task>(
     }
     checkpoints.prepare()?;
     let Some(path) = path else {
-        let parameters = initial_of(&*crew.task, &crew.layout, config.run.seed);
+        let parameters = first_parameters(crew, config.run.seed)?;
         return Ok((Restored { parameters, slots: Vec::new(), state: fresh.clone() }, None));
     };
     let mut restored = checkpoint::load(&path, &crew.layout)?;
@@ -215,6 +216,27 @@ fn find_origin<T: Task>(
     restored.state.best.take_if(|best| !checkpoints.steps().contains(&best.update));
     tracing::info!("resuming from {}", path.display());
     Ok((restored, Some(path)))
+}
+
+/// The task's origin, or values drawn by name.
+fn first_parameters<T: Task>(crew: &Crew<T>, seed: u64) -> Result<Vec<f32>, TrainError> {
+    let mut parameters = initial_of(&*crew.task, &crew.layout, seed);
+    let Some(path) = crew.task.origin() else { return Ok(parameters) };
+    let failed = |reason: String| TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) };
+    let rename = |name: &str| crew.task.parameter_name(name);
+    let found = weights::read(path, &crew.layout, &rename, &mut parameters).map_err(failed)?;
+    if let Some(name) = found.missing.iter().find(|name| !crew.task.may_start_afresh(name)) {
+        let reason = format!("{} has no tensor {name}, which the model of this config has", path.display());
+        return Err(failed(reason));
+    }
+    tracing::info!("beginning with the weights of {}", path.display());
+    if !found.missing.is_empty() {
+        tracing::warn!("it has no {}: these begin at random", found.missing.join(", "));
+    }
+    if !found.unused.is_empty() {
+        tracing::warn!("of no use here: {}", found.unused.join(", "));
+    }
+    Ok(parameters)
 }
 
 /// What differs from the config of the checkpoint at `path`. It is for people to know, so that nothing depends on it.

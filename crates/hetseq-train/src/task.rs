@@ -4,11 +4,13 @@
 //! each loss term over a micro-batch, and the count that term is divided by; the trainer adds both over all machines.
 //! And no operation may mix samples (batch norm, in-batch negatives), since a micro-batch is cut as memory allows.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor};
 use hetseq_data::{Costs, DataError};
 use hetseq_models::Network;
+use hetseq_models::recompute::Tape;
 use hetseq_random::Key;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -52,6 +54,27 @@ pub trait Task: Sized + Send + Sync + 'static {
 
     /// One forward pass: the loss *sums*, one scalar per term, and when evaluating also the sums behind the metrics.
     fn forward(&self, model: &Self::Model, batch: &Self::Batch, pass: &Pass) -> Outcome;
+
+    /// Files to lay beside `model.safetensors` in every checkpoint, by name, so that other programs can load it: a
+    /// `config.json`, a tokenizer. They must be the same on all ranks.
+    fn files(&self) -> Vec<(String, Vec<u8>)> {
+        Vec::new()
+    }
+
+    /// Weights to begin with instead of random ones: a directory in Hugging Face's layout, or a file of safetensors or PyTorch.
+    fn origin(&self) -> Option<&Path> {
+        None
+    }
+
+    /// What a tensor in the files of others is called in this model; none if it is not wanted.
+    fn parameter_name(&self, theirs: &str) -> Option<String> {
+        Some(theirs.to_owned())
+    }
+
+    /// Whether this parameter may begin at random where the origin does not have it.
+    fn may_start_afresh(&self, _name: &str) -> bool {
+        false
+    }
 
     /// What an evaluation measures beside the loss; `checkpoint.best` may name one.
     fn metrics(&self) -> Vec<Metric> {
@@ -138,14 +161,19 @@ impl<'a> Samples<'a> {
 }
 
 /// The circumstances of a forward pass.
-#[derive(Debug)]
 pub struct Pass {
     pub device: Device,
     /// One key per sample of the micro-batch for dropout; empty when evaluating, which switches dropout off.
     pub keys: Vec<Key>,
+    /// For parts of the model to be computed again in the backward pass, instead of keeping what is inside them.
+    pub tape: Tape,
 }
 
 impl Pass {
+    pub(crate) fn new(device: &Device, keys: Vec<Key>) -> Self {
+        Pass { device: device.clone(), keys, tape: Tape::default() }
+    }
+
     pub fn is_training(&self) -> bool {
         !self.keys.is_empty()
     }

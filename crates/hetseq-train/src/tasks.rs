@@ -1,3 +1,4 @@
 //! The tasks that come with HetSeq, one file each.
 
+pub mod bert;
 pub mod images;

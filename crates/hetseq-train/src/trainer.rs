@@ -13,7 +13,7 @@ use hetseq_metrics::{Event, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm};
 use hetseq_random::Key;
 
-use crate::checkpoint::{Checkpoints, Saver};
+use crate::checkpoint::{Checkpoints, Common, Saver};
 use crate::config::Config;
 use crate::crew::Crew;
 use crate::devices::LocalSum;
@@ -32,7 +32,7 @@ use crate::task::{Metric, Task, TaskError, Term, Which};
 pub(crate) struct Trainer<T: Task> {
     pub(crate) crew: Crew<T>,
     pub(crate) config: Config<T::Config>,
-    pub(crate) config_text: String,
+    pub(crate) common: Arc<Common>,
     pub(crate) state: State,
     pub(crate) parameters: Arc<Vec<f32>>,
     pub(crate) optimizer: Optimizer,

@@ -71,6 +71,14 @@ impl PretrainData {
         }
     }
 
+    /// The width of the widest batch.
+    pub fn longest(&self) -> usize {
+        match self {
+            PretrainData::Text(samples) => samples.longest(),
+            PretrainData::Stored(samples) => samples.longest(),
+        }
+    }
+
     /// Puts samples side by side. `key` gives the key of any sample in this epoch, also of those not asked for.
     pub fn collate(&self, ids: &[u32], key: &dyn Fn(u32) -> Key) -> Result<PretrainBatch, DataError> {
         match self {

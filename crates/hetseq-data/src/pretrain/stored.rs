@@ -83,9 +83,9 @@ impl StoredSamples {
         self.shards.iter().map(|rows| rows.largest_id).max().unwrap_or(0)
     }
 
-    /// The longest sample.
-    pub fn longest(&self) -> u32 {
-        self.shards.iter().map(|rows| rows.longest_row).max().unwrap_or(0)
+    /// The width of the widest batch.
+    pub fn longest(&self) -> usize {
+        self.config.padded(self.shards.iter().map(|rows| rows.longest_row as usize).max().unwrap_or(0))
     }
 
     pub fn costs(&self) -> Costs {

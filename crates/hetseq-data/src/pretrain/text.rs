@@ -84,6 +84,11 @@ impl TextSamples {
         self.corpus.vocabulary()
     }
 
+    /// The width of the widest batch.
+    pub fn longest(&self) -> usize {
+        self.config.max_seq_length
+    }
+
     pub fn costs(&self) -> Costs {
         let special = self.config.special_tokens();
         let bounds = self.segments.bounds(!self.config.next_sentence);

@@ -52,6 +52,23 @@ impl Tokenizer {
         Self::new(inner, path)
     }
 
+    /// Reads a tokenizer from its directory, its `tokenizer.json` or its `vocab.txt`. A vocabulary with capital letters is one
+    /// of a model that tells them apart.
+    pub fn read(path: &Path) -> Result<Self, DataError> {
+        if path.is_dir() {
+            let json = path.join(TOKENIZER_FILE);
+            return Self::read(&if json.exists() { json } else { path.join(VOCABULARY_FILE) });
+        }
+        if path.extension().is_some_and(|extension| extension == "json") {
+            return Self::read_json(path);
+        }
+        let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
+        let is_special = |line: &[u8]| line.first() == Some(&b'[');
+        let lines = bytes.split(|&byte| byte == b'\n').filter(|line| !is_special(line));
+        let cased = lines.flatten().any(u8::is_ascii_uppercase);
+        Self::bert(&bytes, cased, path)
+    }
+
     fn bert(vocabulary: &[u8], cased: bool, path: &Path) -> Result<Self, DataError> {
         let failed = |reason: tokenizers::Error| bad(path, reason.to_string());
         let ids = WordPiece::read_bytes(vocabulary).map_err(failed)?;
@@ -107,13 +124,19 @@ impl Tokenizer {
         Encoder::new(self)
     }
 
-    /// Writes the three files, each whole or not there, `tokenizer.json` last: where it is, the others are.
+    /// Names and contents of the files that it is kept in, `tokenizer.json` last.
+    pub fn files(&self) -> Result<[(&'static str, String); 3], DataError> {
+        let text = self.inner.to_string(true).map_err(|reason| bad(Path::new(TOKENIZER_FILE), reason.to_string()))?;
+        let config = format!("{:#}\n", self.config());
+        Ok([(VOCABULARY_FILE, self.listing()), (CONFIG_FILE, config), (TOKENIZER_FILE, text + "\n")])
+    }
+
+    /// Writes the files, each whole or not there, in that order: where `tokenizer.json` is, the others are.
     pub fn write(&self, dir: &Path) -> Result<(), DataError> {
-        let path = dir.join(TOKENIZER_FILE);
-        let text = self.inner.to_string(true).map_err(|reason| bad(&path, reason.to_string()))?;
-        write_whole(&dir.join(VOCABULARY_FILE), |file| file.write_all(self.listing().as_bytes()))?;
-        write_whole(&dir.join(CONFIG_FILE), |file| writeln!(file, "{:#}", self.config()))?;
-        write_whole(&path, |file| writeln!(file, "{text}"))
+        for (name, content) in self.files()? {
+            write_whole(&dir.join(name), |file| file.write_all(content.as_bytes()))?;
+        }
+        Ok(())
     }
 
     /// One token a line; an id without a token is called `[unusedN]`, as in BERT's own vocabularies.

@@ -8,9 +8,17 @@ use rayon::prelude::*;
 
 use crate::state::State;
 
-pub(crate) struct Snapshot {
+/// What all checkpoints of a run have in common.
+pub(crate) struct Common {
     pub(crate) layout: Arc<Layout>,
+    /// `config.toml`.
     pub(crate) config: String,
+    /// Names and contents of what the task lays beside the weights.
+    pub(crate) files: Vec<(String, Vec<u8>)>,
+}
+
+pub(crate) struct Snapshot {
+    pub(crate) common: Arc<Common>,
     pub(crate) state: State,
     pub(crate) parameters: Vec<f32>,
     pub(crate) slots: Vec<(String, Vec<f32>)>,
@@ -22,8 +30,7 @@ const CHUNK: usize = 256 * 1024;
 impl Snapshot {
     /// `spare`: an earlier one, whose buffers are overwritten.
     pub(crate) fn take(
-        layout: &Arc<Layout>,
-        config: &str,
+        common: &Arc<Common>,
         state: &State,
         parameters: &[f32],
         slots: &[(String, &[f32])],
@@ -39,8 +46,7 @@ impl Snapshot {
         });
         Snapshot {
             slots: slots.collect(),
-            layout: layout.clone(),
-            config: config.to_owned(),
+            common: common.clone(),
             state: state.clone(),
             parameters: buffer,
         }

@@ -64,29 +64,6 @@ fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a String, F32View<'a>
     fs::set_permissions(path, permissions)
 }
 
-pub(super) fn read_flat(path: &Path, layout: &Layout) -> Result<Vec<f32>, String> {
-    let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    let file = parse(path, &bytes)?;
-    let mut flat = vec![0.0; layout.len()];
-    for entry in layout.entries() {
-        let tensor = file.tensor(&entry.name).map_err(|_| {
-            format!("{} has no tensor {}, which the model of this config has", path.display(), entry.name)
-        })?;
-        if tensor.shape() != entry.shape || tensor.dtype() != Dtype::F32 {
-            return Err(format!(
-                "{}: {} is {:?} {:?}, the model of this config wants F32 {:?}",
-                path.display(),
-                entry.name,
-                tensor.dtype(),
-                tensor.shape(),
-                entry.shape
-            ));
-        }
-        copy_le(tensor.data(), &mut flat[entry.range.clone()]);
-    }
-    Ok(flat)
-}
-
 pub(super) fn read_slots(path: &Path) -> Result<Vec<(String, Vec<f32>)>, String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
     let file = parse(path, &bytes)?;

@@ -42,8 +42,8 @@ impl<T: Task> Trainer<T> {
             self.bests.retain(|best| best.update != lost);
         }
         self.state.scalars = self.optimizer.scalars();
-        let (layout, slots, spare) = (&self.crew.layout, self.optimizer.state(), saver.spare());
-        let snapshot = Snapshot::take(layout, &self.config_text, &self.state, &self.parameters, &slots, spare);
+        let (slots, spare) = (self.optimizer.state(), saver.spare());
+        let snapshot = Snapshot::take(&self.common, &self.state, &self.parameters, &slots, spare);
         saver.begin(snapshot, started.elapsed())
     }
 

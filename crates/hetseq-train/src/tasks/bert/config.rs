@@ -1,0 +1,147 @@
+//! The `[task]` table of BERT pre-training, and the model that follows from it.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use hetseq_data::{Masking, PretrainConfig};
+use hetseq_models::bert::{BertConfig, BertSize};
+use serde::{Deserialize, Serialize};
+
+use crate::task::TaskError;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BertTaskConfig {
+    /// What `hetseq prep bert` has made, or a directory of HDF5 shards in NVIDIA's layout.
+    pub data: PathBuf,
+    /// A published size: `tiny`, `mini`, `small`, `medium`, `base`, `large`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<BertSize>,
+    /// A `config.json` of Hugging Face's or a `bert_config.json` of Google's, instead of a published size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<PathBuf>,
+    /// Begin with these weights: a Hugging Face directory (whose `config.json` then is the model's, unless `model` or `config`
+    /// says otherwise), or a file of safetensors or PyTorch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init: Option<PathBuf>,
+    /// Whose files go into checkpoints: a directory, a `tokenizer.json` or a `vocab.txt`. If not given, that of the data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
+    /// In place of both dropout rates of the model's config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+    /// Keep of an encoder layer only what goes in, and compute it once more in the backward pass: less memory, about a third
+    /// more time.
+    #[serde(default)]
+    pub recompute: bool,
+    /// Predict also whether the second sentence follows the first; false is masked words alone.
+    #[serde(default = "yes")]
+    pub next_sentence: bool,
+    /// Tokens of a sample at most, with the special ones. Shards in NVIDIA's layout have the length they have.
+    #[serde(default = "length")]
+    pub max_seq_length: usize,
+    /// The part of the tokens that is masked.
+    #[serde(default = "fifteen_percent")]
+    pub mask_probability: f64,
+    /// The most tokens of a sample that are masked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_predictions_per_seq: Option<u32>,
+    /// Mask all pieces of a word, or none.
+    #[serde(default)]
+    pub whole_word: bool,
+    /// How many of the samples are cut short on purpose.
+    #[serde(default = "ten_percent")]
+    pub short_seq_prob: f64,
+    /// Where the text is cut into samples depends on it.
+    #[serde(default = "one")]
+    pub cut_seed: u64,
+    /// Micro-batches are padded to a multiple of it.
+    #[serde(default = "eight")]
+    pub pad_to_multiple: usize,
+    /// Shards: how much memory they may take; beyond, they are unpacked into files and mapped.
+    #[serde(default = "gibibyte")]
+    pub memory_mib: usize,
+    /// Shards: where those files go; a directory `.unpacked` beside them if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unpack_dir: Option<PathBuf>,
+}
+
+impl BertTaskConfig {
+    /// How samples are made; `vocabulary` is what the model knows.
+    pub(super) fn samples(&self, vocabulary: usize) -> PretrainConfig {
+        PretrainConfig {
+            max_seq_length: self.max_seq_length,
+            next_sentence: self.next_sentence,
+            short_seq_prob: self.short_seq_prob,
+            cut_seed: self.cut_seed,
+            masking: Masking {
+                probability: self.mask_probability,
+                max_predictions: self.max_predictions_per_seq,
+                whole_word: self.whole_word,
+            },
+            pad_to_multiple: self.pad_to_multiple,
+            memory_mib: self.memory_mib,
+            unpack_dir: self.unpack_dir.clone(),
+            vocabulary: Some(vocabulary),
+        }
+    }
+
+    /// The model, and the file that says so. `vocabulary` is that of the tokenizer, which a published size takes over.
+    pub(super) fn model(&self, vocabulary: Option<usize>) -> Result<(BertConfig, Option<PathBuf>), TaskError> {
+        if self.model.is_some() && self.config.is_some() {
+            let reason = "task.model and task.config both say what the model is; leave one of them out";
+            return Err(TaskError::Other(reason.to_owned()));
+        }
+        let beside_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
+        let (mut config, file) = match (self.model, self.config.clone().or_else(beside_weights)) {
+            (Some(size), _) => {
+                let config = size.config();
+                (BertConfig { vocab_size: vocabulary.unwrap_or(config.vocab_size), ..config }, None)
+            }
+            (None, Some(file)) => (read(&file)?, Some(file)),
+            (None, None) => {
+                let reason = "say what the model is: task.model = \"tiny\", \"mini\", \"small\", \"medium\", \"base\" or \
+                    \"large\", or task.config = a config.json, or task.init = a Hugging Face directory";
+                return Err(TaskError::Other(reason.to_owned()));
+            }
+        };
+        if let Some(rate) = self.dropout {
+            (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (rate, rate);
+            if !(0.0..1.0).contains(&rate) {
+                return Err(TaskError::Other(format!("task.dropout = {rate} must be at least 0 and below 1")));
+            }
+        }
+        Ok((config, file))
+    }
+}
+
+pub(super) const MODEL_CONFIG: &str = "config.json";
+
+fn read(file: &Path) -> Result<BertConfig, TaskError> {
+    // A directory stands for the file in it.
+    let file = if file.is_dir() { file.join(MODEL_CONFIG) } else { file.to_owned() };
+    let text = fs::read_to_string(&file).map_err(|error| TaskError::Other(error.to_string()))?;
+    BertConfig::from_json(&text).map_err(|error| TaskError::Other(format!("{}: {error}", file.display())))
+}
+
+fn yes() -> bool {
+    true
+}
+fn one() -> u64 {
+    1
+}
+fn eight() -> usize {
+    8
+}
+fn length() -> usize {
+    128
+}
+fn gibibyte() -> usize {
+    1024
+}
+fn ten_percent() -> f64 {
+    0.1
+}
+fn fifteen_percent() -> f64 {
+    0.15
+}
