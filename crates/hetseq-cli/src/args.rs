@@ -21,12 +21,37 @@ pub(crate) struct Hetseq {
 pub(crate) enum Command {
     Train(TrainArgs),
     Eval(EvalArgs),
+    Export(ExportArgs),
     Demo(DemoArgs),
     Devices(DevicesArgs),
     #[command(subcommand)]
     Bench(BenchArgs),
     #[command(subcommand)]
     Prep(PrepArgs),
+}
+
+/// Write a trained model for other programs to load: the weights, and of BERT the config and the tokenizer that Hugging Face's
+/// libraries ask for.
+///
+/// Checkpoints can be loaded by them as they are; this leaves out what only a resume needs, and can round.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// A run directory (its best checkpoint, else the newest), or a checkpoint
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    pub(crate) from: PathBuf,
+    /// The directory to make
+    #[arg(value_name = "DIR")]
+    pub(crate) to: PathBuf,
+    /// What the numbers are to be
+    #[arg(long, value_enum, default_value_t = PrecisionArg::F32)]
+    pub(crate) precision: PrecisionArg,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum PrecisionArg {
+    F32,
+    F16,
+    Bf16,
 }
 
 /// Train, alone or as one rank of several. Goes on from the newest checkpoint if there is one.

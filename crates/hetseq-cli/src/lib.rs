@@ -9,6 +9,7 @@ mod bench;
 mod demo;
 mod devices;
 mod eval;
+mod export;
 mod from_flags;
 mod output;
 mod prep;
@@ -37,6 +38,7 @@ pub fn main(tasks: Tasks) -> ExitCode {
     let done = match args.command {
         Command::Train(args) => train::train(&tasks, &args),
         Command::Eval(args) => eval::eval(&tasks, &args),
+        Command::Export(args) => export::run(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Bench(args) => bench::bench(&tasks, &args),

@@ -225,10 +225,9 @@ fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     sync_dir(dir)
 }
 
-fn sync_dir(dir: &Path) -> io::Result<()> {
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
-
 
 /// Parameters, optimizer state and position.
 pub(crate) fn load(path: &Path, layout: &Layout) -> Result<Restored, TrainError> {

@@ -10,6 +10,7 @@ mod crew;
 mod devices;
 mod error;
 mod evaluate;
+pub mod export;
 mod flat;
 mod header;
 mod identity;

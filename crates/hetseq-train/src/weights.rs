@@ -106,7 +106,9 @@ fn parts(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, String> {
 fn each_of_safetensors(path: &Path, take: &mut dyn FnMut(Foreign<'_>) -> Result<(), String>) -> Result<(), String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| format!("{} is damaged: {error}", path.display()))?;
-    for (name, tensor) in file.iter() {
+    let mut names = file.names();
+    names.sort_unstable();
+    for (name, tensor) in names.into_iter().filter_map(|name| Some((name, file.tensor(name).ok()?))) {
         let kind = match tensor.dtype() {
             Dtype::F32 => Kind::F32,
             Dtype::F64 => Kind::F64,
@@ -120,7 +122,8 @@ fn each_of_safetensors(path: &Path, take: &mut dyn FnMut(Foreign<'_>) -> Result<
 }
 
 fn each_of_pytorch(path: &Path, take: &mut dyn FnMut(Foreign<'_>) -> Result<(), String>) -> Result<(), String> {
-    let failed = |error: &dyn std::fmt::Display| format!("{} cannot be read as a PyTorch file: {error}", path.display());
+    let failed =
+        |error: &dyn std::fmt::Display| format!("{} cannot be read as a PyTorch file: {error}", path.display());
     let file = PytorchReader::new(path).map_err(|error| failed(&error))?;
     let mut names = file.keys();
     names.sort_unstable();
@@ -196,8 +199,12 @@ mod tests {
     #[test]
     fn names_are_translated_and_the_rest_is_told() {
         let dir = tempfile::tempdir().unwrap();
-        write_flat(&dir.path().join("model.safetensors"), &layout(&["x.gamma", "other", "ids"]), &[1., 2., 3., 4., 5., 6.])
-            .unwrap();
+        write_flat(
+            &dir.path().join("model.safetensors"),
+            &layout(&["x.gamma", "other", "ids"]),
+            &[1., 2., 3., 4., 5., 6.],
+        )
+        .unwrap();
         let rename = |name: &str| if name == "ids" { None } else { Some(name.replace("gamma", "weight")) };
         let mut flat = vec![9.0; 4];
         let found = read(dir.path(), &layout(&["x.weight", "head"]), &rename, &mut flat).unwrap();

@@ -1,5 +1,6 @@
 //! `hetseq prep verify`: read everything, and say what is there.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -42,10 +43,15 @@ pub(super) fn verify(args: &PrepVerifyArgs) -> anyhow::Result<ExitCode> {
             "next": sums.next,
             "ids_sum": sums.ids_sum,
             "masked_sum": sums.masked_sum,
+            "masked_entropy": sums.entropy(),
         });
         if !args.json {
             let samples = thousands(data.len() as u64);
             print_line(&format!("{}: {kind}, whole: {samples} samples, {}", split.name(), data.fingerprint()));
+            let entropy = sums.entropy();
+            print_line(&format!(
+                "  loss of a model that knows only how frequent the masked words are: {entropy:.3} nats"
+            ));
         }
     }
     if args.json {
@@ -64,6 +70,16 @@ struct Sums {
     ids_sum: i64,
     /// Masked ids, each times its column (from 1).
     masked_sum: i64,
+    /// How often each id was masked.
+    occurrences: BTreeMap<i32, u64>,
+}
+
+impl Sums {
+    /// Of the masked words, in nats: what a model must fall below to have learnt more than frequencies.
+    fn entropy(&self) -> f64 {
+        let part = |&count: &u64| count as f64 / self.masked as f64;
+        self.occurrences.values().map(|count| -part(count) * part(count).ln()).sum()
+    }
 }
 
 fn sums(data: &PretrainData) -> anyhow::Result<Sums> {
@@ -80,6 +96,7 @@ fn sums(data: &PretrainData) -> anyhow::Result<Sums> {
             sums.ids_sum += i64::from(id) * (1 + at as i64 % batch.seq as i64 + 1000 * i64::from(segment));
         }
         for (&place, &id) in batch.masked_positions.iter().zip(&batch.masked_ids) {
+            *sums.occurrences.entry(id).or_default() += 1;
             sums.masked_sum += i64::from(id) * (1 + i64::from(place) % batch.seq as i64);
         }
     }

@@ -40,6 +40,15 @@ impl RunDir {
         losses
     }
 
+    /// A loss term of each update.
+    pub(crate) fn term(&self, name: &str) -> BTreeMap<u64, f64> {
+        let term = |event| match event {
+            Event::Update { update, terms, .. } => Some((update, terms[name])),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(term).collect()
+    }
+
     /// The learning rate of each update.
     pub(crate) fn learning_rates(&self) -> BTreeMap<u64, f64> {
         let rate = |event| match event {

@@ -11,13 +11,13 @@ use std::path::Path;
 use burn::tensor::Device;
 use hetseq_data::error::CorpusError;
 use hetseq_data::tokenize::{TOKENIZER_FILE, Tokenizer};
-use hetseq_data::{Costs, CorpusSplit, DataError, PretrainBatch, PretrainData};
+use hetseq_data::{CorpusSplit, Costs, DataError, PretrainBatch, PretrainData};
 use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
 
 use crate::task::{Metric, Outcome, Pass, Samples, Task, TaskError, Term, Totals, Which};
 
-use config::MODEL_CONFIG;
 pub use config::BertTaskConfig;
+use config::MODEL_CONFIG;
 
 pub struct BertTask {
     config: BertTaskConfig,

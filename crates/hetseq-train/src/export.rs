@@ -1,0 +1,165 @@
+//! A checkpoint without what only a resume needs: the weights and the files that other programs load them with.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use crate::checkpoint::{Checkpoints, WEIGHTS, sync_dir};
+use crate::error::TrainError;
+
+/// What the exported numbers are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Precision {
+    #[default]
+    F32,
+    F16,
+    Bf16,
+}
+
+/// What was exported, and from where.
+#[derive(Debug)]
+pub struct Exported {
+    pub checkpoint: PathBuf,
+    pub files: Vec<String>,
+}
+
+/// Of a checkpoint only these are left behind.
+const OWN: [&str; 2] = ["trainer", "config.toml"];
+
+/// Copies the checkpoint at `from` (or, of a run, the best one, else the newest) to the new directory `to`, which is complete or
+/// absent.
+pub fn export(from: &Path, to: &Path, precision: Precision) -> Result<Exported, TrainError> {
+    let run = Checkpoints::at(from);
+    let checkpoint = match from.join(WEIGHTS).exists() {
+        true => from.to_owned(),
+        false => run.best().or_else(|| run.newest()).ok_or_else(|| {
+            TrainError::Config(format!(
+                "there is no checkpoint in {}: name a run or one of its checkpoints",
+                from.display()
+            ))
+        })?,
+    };
+    if fs::symlink_metadata(to).is_ok() {
+        return Err(TrainError::Config(format!("{} exists already; name a new directory", to.display())));
+    }
+    let doing = || format!("exporting {} to {}", checkpoint.display(), to.display());
+    let temporary = to.with_file_name(format!(".tmp-{}", to.file_name().unwrap_or_default().to_string_lossy()));
+    let write = || {
+        if temporary.exists() {
+            fs::remove_dir_all(&temporary)?;
+        }
+        fs::create_dir_all(&temporary)?;
+        let files = write_files(&checkpoint, &temporary, precision)?;
+        sync_dir(&temporary)?;
+        fs::rename(&temporary, to)?;
+        Ok(files)
+    };
+    let files = write().inspect_err(|_| _ = fs::remove_dir_all(&temporary)).map_err(TrainError::io(doing()))?;
+    Ok(Exported { checkpoint, files })
+}
+
+fn write_files(from: &Path, to: &Path, precision: Precision) -> std::io::Result<Vec<String>> {
+    let mut names: Vec<String> = fs::read_dir(from)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<std::io::Result<_>>()?;
+    names.retain(|name| !OWN.contains(&name.as_str()));
+    names.sort_unstable();
+    for name in &names {
+        match name == WEIGHTS && precision != Precision::F32 {
+            true => convert(&from.join(name), &to.join(name), precision)?,
+            false => _ = fs::copy(from.join(name), to.join(name))?,
+        }
+        fs::File::open(to.join(name))?.sync_all()?;
+    }
+    Ok(names)
+}
+
+fn convert(from: &Path, to: &Path, precision: Precision) -> std::io::Result<()> {
+    let failed = |error: safetensors::SafeTensorError| std::io::Error::other(format!("{}: {error}", from.display()));
+    let bytes = fs::read(from)?;
+    let file = SafeTensors::deserialize(&bytes).map_err(failed)?;
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(failed)?;
+    let (dtype, rounded): (Dtype, fn([u8; 4]) -> [u8; 2]) = match precision {
+        Precision::F16 => (Dtype::F16, |bytes| f16::from_f32(f32::from_le_bytes(bytes)).to_le_bytes()),
+        _ => (Dtype::BF16, |bytes| bf16::from_f32(f32::from_le_bytes(bytes)).to_le_bytes()),
+    };
+    let halves: Vec<_> = file
+        .iter()
+        .map(|(name, tensor)| {
+            let data: Vec<u8> = tensor.data().as_chunks::<4>().0.iter().flat_map(|&bytes| rounded(bytes)).collect();
+            (name, tensor.shape().to_vec(), data)
+        })
+        .collect();
+    let views = halves.iter().map(|(name, shape, data)| {
+        safetensors::tensor::TensorView::new(dtype, shape.clone(), data).map(|view| (name, view))
+    });
+    let views = views.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    let content = safetensors::serialize(views, metadata.metadata().clone()).map_err(failed)?;
+    fs::write(to, content)
+}
+
+#[cfg(test)]
+mod tests {
+    use hetseq_optim::Layout;
+
+    use super::*;
+    use crate::checkpoint::write_flat;
+    use crate::weights;
+
+    fn layout() -> Layout {
+        Layout::new([("a".to_owned(), vec![2, 2]), ("b".to_owned(), vec![1])]).unwrap()
+    }
+
+    /// A run with one checkpoint.
+    fn run(dir: &Path) -> PathBuf {
+        let step = dir.join("run/checkpoints/step-7");
+        fs::create_dir_all(step.join("trainer")).unwrap();
+        write_flat(&step.join(WEIGHTS), &layout(), &[1.0, -2.0, 1e-3, 0.1, 5.0]).unwrap();
+        fs::write(step.join("config.toml"), "").unwrap();
+        fs::write(step.join("config.json"), "{}").unwrap();
+        dir.join("run")
+    }
+
+    #[test]
+    fn the_weights_and_what_lies_beside_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, to) = (run(dir.path()), dir.path().join("model"));
+        let exported = export(&run, &to, Precision::F32).unwrap();
+        assert_eq!(exported.files, ["config.json", "model.safetensors"]);
+        assert!(exported.checkpoint.ends_with("step-7"));
+        let same = |name: &str| Some(name.to_owned());
+        assert_eq!(weights::read_all(&to, &layout(), &same).unwrap(), [1.0, -2.0, 1e-3, 0.1, 5.0]);
+        let refusal = export(&run, &to, Precision::F32).unwrap_err();
+        assert!(refusal.is_usage() && refusal.to_string().contains("exists already"), "{refusal}");
+        // A checkpoint may be named as well; nothing temporary is left.
+        export(&exported.checkpoint, &dir.path().join("other"), Precision::F32).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn half_as_many_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = run(dir.path());
+        let same = |name: &str| Some(name.to_owned());
+        for (precision, tenth) in
+            [(Precision::F16, f16::from_f32(0.1).to_f32()), (Precision::Bf16, bf16::from_f32(0.1).to_f32())]
+        {
+            let to = dir.path().join(format!("{precision:?}"));
+            export(&run, &to, precision).unwrap();
+            let values = weights::read_all(&to, &layout(), &same).unwrap();
+            assert_eq!((values[0], values[1], values[3], values[4]), (1.0, -2.0, tenth, 5.0));
+            let bytes = fs::read(to.join(WEIGHTS)).unwrap();
+            let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+            assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
+        }
+    }
+
+    #[test]
+    fn no_checkpoint_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let refusal = export(dir.path(), &dir.path().join("x"), Precision::F32).unwrap_err();
+        assert!(refusal.is_usage() && refusal.to_string().contains("there is no checkpoint in"), "{refusal}");
+    }
+}
