@@ -92,6 +92,10 @@ impl BertTaskConfig {
             let reason = "task.model and task.config both say what the model is; leave one of them out";
             return Err(TaskError::Other(reason.to_owned()));
         }
+        if let Some(init) = self.init.as_ref().filter(|init| !init.exists()) {
+            let reason = format!("task.init: there is no file or directory {}", init.display());
+            return Err(TaskError::Other(reason));
+        }
         let beside_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
         let (mut config, file) = match (self.model, self.config.clone().or_else(beside_weights)) {
             (Some(size), _) => {
