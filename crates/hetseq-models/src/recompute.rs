@@ -31,7 +31,9 @@ impl Tape {
         forward: impl Fn(&M, Tensor<3>) -> Tensor<3> + 'static,
     ) -> Tensor<3> {
         // Without gradients, but on the device that has them: there operations are made of others, and round differently.
-        let output = forward(&part.clone().no_grad(), input.clone().detach()).detach().require_grad();
+        // Not `detach`, which would leave the output of an earlier part a leaf to be tracked.
+        let untracked = input.clone().without_autodiff().autodiff();
+        let output = forward(&part.clone().no_grad(), untracked).require_grad();
         // The clone shares its parameters' leaves, so their gradients are found where the model's are.
         let part = part.clone();
         let again = Box::new(move |input| forward(&part, input));
@@ -52,5 +54,44 @@ impl Tape {
             take(&mut pass);
             passes.push(pass);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::Mutex;
+
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::layers::Linear;
+
+    #[test]
+    fn nothing_inside_is_kept_until_it_is_computed_again() {
+        let device = Device::flex().autodiff();
+        let layer = Linear::new(3, 3, &device);
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let watched = |tape: &Tape, x: Tensor<3>| {
+            let kept = kept.clone();
+            tape.run(&layer, x, move |layer: &Linear, x| {
+                let output = layer.forward(x);
+                kept.lock().unwrap().push(output.is_tracked());
+                output
+            })
+        };
+        let tape = Tape::default();
+        // The second part begins at the leaf that the first one ends in.
+        let input = Tensor::<3>::ones([2, 2, 3], &device);
+        let output = watched(&tape, watched(&tape, input));
+        assert_eq!(*kept.lock().unwrap(), [false, false]);
+        let mut bias = 0.0;
+        tape.backward(&output.sum(), |pass| {
+            let gradient = layer.bias.val().grad_remove(pass);
+            bias += gradient.map_or(0.0, |gradient| gradient.into_data().try_to_vec::<f32>().unwrap()[0]);
+        });
+        assert_eq!(*kept.lock().unwrap(), [false, false, true, true]);
+        // Of the second part one for each of four positions; its weights are zero, so nothing comes to the first.
+        assert_eq!(bias, 4.0);
     }
 }
