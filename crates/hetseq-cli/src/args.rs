@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use hetseq_comm::{Place, PlaceFlags};
-use hetseq_train::{ConfigSource, TrainError};
+use hetseq_comm::{Place, PlaceFlags, Route};
+use hetseq_train::{ConfigSource, TrainError, WireType};
+use serde::de::{DeserializeOwned, IntoDeserializer};
 
 /// Train neural networks on whatever machines you have: any mix trains like one device.
 ///
@@ -145,11 +147,13 @@ pub(crate) struct BenchCommArgs {
     #[arg(long, value_delimiter = ',', default_value = "1,25,440")]
     pub(crate) mb: Vec<f64>,
     /// How values travel
-    #[arg(long, value_delimiter = ',', default_value = "f32")]
-    pub(crate) wire: Vec<WireArg>,
-    /// Which way they travel
-    #[arg(long, value_delimiter = ',', default_value = "auto")]
-    pub(crate) route: Vec<RouteArg>,
+    #[arg(long, value_delimiter = ',', default_value = "f32",
+          value_parser = PossibleValuesParser::new(["f32", "bf16"]).try_map(named::<WireType>))]
+    pub(crate) wire: Vec<WireType>,
+    /// Which way they travel; a ring is for f32 and even shares
+    #[arg(long, value_delimiter = ',', default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "direct", "ring"]).try_map(named::<Route>))]
+    pub(crate) route: Vec<Route>,
     /// How much of the sum each rank adds up, one weight per rank: 1,1,1,0 spares the last
     #[arg(long, value_delimiter = ',')]
     pub(crate) own: Vec<f64>,
@@ -166,36 +170,9 @@ pub(crate) struct BenchCommArgs {
     pub(crate) place: PlaceArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WireArg {
-    F32,
-    Bf16,
-}
-
-impl WireArg {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            WireArg::F32 => "f32",
-            WireArg::Bf16 => "bf16",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RouteArg {
-    Auto,
-    Direct,
-    Ring,
-}
-
-impl RouteArg {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            RouteArg::Auto => "auto",
-            RouteArg::Direct => "direct",
-            RouteArg::Ring => "ring",
-        }
-    }
+/// What the config calls the same thing.
+fn named<T: DeserializeOwned>(name: String) -> Result<T, serde::de::value::Error> {
+    T::deserialize(name.into_deserializer())
 }
 
 /// Time how fast samples for pre-training BERT come out of prepared data, in the order of a training epoch.
@@ -433,6 +410,13 @@ pub(crate) struct PlaceArgs {
 }
 
 impl PlaceArgs {
+    /// Whether any of them was typed.
+    pub(crate) fn is_given(&self) -> bool {
+        self.distributed_init_method.is_some()
+            || self.distributed_world_size.is_some()
+            || self.distributed_rank.is_some()
+    }
+
     pub(crate) fn find(&self) -> anyhow::Result<Place> {
         let flags = PlaceFlags {
             init_method: self.distributed_init_method.clone(),

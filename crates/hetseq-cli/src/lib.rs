@@ -13,6 +13,7 @@ mod from_flags;
 mod output;
 mod prep;
 mod train;
+mod workers;
 
 use std::process::ExitCode;
 

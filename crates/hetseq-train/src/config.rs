@@ -152,7 +152,7 @@ pub struct Comm {
     /// How gradients travel: `f32`, or `bf16` for half the bytes on a slow network. The same on all ranks.
     pub wire: WireType,
     /// Which way they travel: `auto`, `direct` or `ring`. The same on all ranks.
-    pub route: RouteName,
+    pub route: Route,
     /// How much of the sum this rank adds up, against the others; 0 for a host with a slow line.
     pub own: f64,
 }
@@ -165,32 +165,27 @@ pub enum WireType {
     Bf16,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RouteName {
-    #[default]
-    Auto,
-    Direct,
-    Ring,
-}
-
-impl Comm {
+impl WireType {
     /// How a vector travels whose last `exact_tail` values must not be rounded.
-    pub(crate) fn wire(&self, exact_tail: usize) -> Wire {
-        match self.wire {
+    pub fn wire(self, exact_tail: usize) -> Wire {
+        match self {
             WireType::F32 => Wire::F32,
             WireType::Bf16 => Wire::Bf16 { exact_tail },
         }
     }
+}
 
-    pub(crate) fn route(&self) -> Route {
-        match self.route {
-            RouteName::Auto => Route::Auto,
-            RouteName::Direct => Route::Direct,
-            RouteName::Ring => Route::Ring,
-        }
+/// As it is called in configs.
+impl fmt::Display for WireType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            WireType::F32 => "f32",
+            WireType::Bf16 => "bf16",
+        })
     }
+}
 
+impl Comm {
     pub(crate) fn progress(&self) -> Duration {
         Duration::from_secs_f64(self.progress_s)
     }
@@ -206,7 +201,7 @@ impl Default for Comm {
             interface: None,
             ports: None,
             wire: WireType::default(),
-            route: RouteName::default(),
+            route: Route::default(),
             own: 1.0,
         }
     }
@@ -356,7 +351,7 @@ impl<C> Config<C> {
         if !(self.comm.own.is_finite() && self.comm.own >= 0.0) {
             return Err(format!("comm.own = {} must be zero or more", self.comm.own));
         }
-        if self.comm.wire == WireType::Bf16 && self.comm.route == RouteName::Ring {
+        if self.comm.wire == WireType::Bf16 && self.comm.route == Route::Ring {
             return Err(
                 "comm.route = \"ring\" would round at every hop; with comm.wire = \"bf16\" leave it out".to_owned()
             );
