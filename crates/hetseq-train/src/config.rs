@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use optim::Optim;
 
-/// A whole run; `C` is the task's own table.
+/// A whole run; `C` is the task's own table. An `Option` that is not given is none, and is not written: TOML knows no such
+/// value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config<C> {
@@ -39,16 +40,12 @@ pub struct Run {
     /// Which task: `images`, or one of your own.
     pub task: String,
     /// Where metrics and checkpoints go; `runs/<name of the config>` if not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dir: Option<PathBuf>,
     #[serde(default = "one")]
     pub seed: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_updates: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_epochs: Option<u64>,
     /// End the run when the learning rate has fallen to this or below.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_min_lr: Option<f64>,
     /// `cpu`, `cpu:4`, `cpu:2x8`; see `hetseq devices`.
     #[serde(default = "cpu")]
@@ -57,7 +54,6 @@ pub struct Run {
     #[serde(default = "fifty")]
     pub log_every: u64,
     /// Threads that read and prepare samples; by default the cores that the devices leave, at least one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loader_threads: Option<usize>,
     /// How many updates are loaded ahead of the one that is computed. The split of an update follows from what was measured
     /// before it was loaded.
@@ -74,10 +70,8 @@ pub struct Batch {
     /// Samples per update over all machines, or `"4096 tokens"`.
     pub global: GlobalBatch,
     /// The most padded tokens in one micro-batch on this machine's devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// The most samples in one micro-batch on this machine's devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro: Option<u32>,
     #[serde(default)]
     pub split: Split,
@@ -94,7 +88,6 @@ pub struct Batch {
 pub struct Valid {
     pub every: Every,
     /// End the run when so many validations in a row have not improved on the best one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
 }
 
@@ -144,10 +137,8 @@ pub struct Comm {
     /// Encrypt everything between the ranks.
     pub encrypt: bool,
     /// Network interface or address to listen on.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// First and last port that ranks may listen on.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<[u16; 2]>,
     /// How gradients travel: `f32`, or `bf16` for half the bytes on a slow network. The same on all ranks.
     pub wire: WireType,
@@ -392,6 +383,19 @@ fn cpu() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_given_is_not_written() {
+        let text = "[run]\ntask = 'x'\nmax_epochs = 2\n[task]\n[batch]\nglobal = 8\n[optim]\nname = 'sgd'\nlr = 1.0\n";
+        let config: Config<toml::Table> = toml::from_str(text).unwrap();
+        let table = toml::Table::try_from(&config).unwrap();
+        let keys = |section: &str| table[section].as_table().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+        assert_eq!(keys("run"), "checksum_every devices log_every max_epochs prefetch seed task");
+        assert_eq!(keys("optim"), "betas lr momentum name nesterov weight_decay");
+        assert_eq!((keys("valid").as_str(), keys("batch").contains("micro")), ("every", false));
+        // As the run directory keeps it.
+        assert_eq!(toml::from_str::<Config<toml::Table>>(&toml::to_string(&config).unwrap()).unwrap(), config);
+    }
 
     #[test]
     fn intervals() {
