@@ -43,7 +43,7 @@ pub(crate) struct TrainArgs {
     #[arg(value_name = "CONFIG", required_unless_present = "from_flags")]
     path: Option<PathBuf>,
     /// Set a key of the config: optim.lr=0.001, batch.global="4096 tokens"
-    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "from_flags")]
+    #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
     /// This rank's weight when batch.split = "weights": its part of each update
     #[arg(long, value_name = "W")]
@@ -74,7 +74,9 @@ impl TrainArgs {
 #[command(next_help_heading = "Coming from HetSeq or fairseq (docs/migrating.md)")]
 pub(crate) struct FromFlagsArgs {
     /// Write a config from the command line of the original HetSeq or of fairseq-train, in quotes, and do not train
-    #[arg(long, value_name = "\"COMMAND LINE\"", allow_hyphen_values = true, conflicts_with = "path")]
+    #[arg(long, value_name = "\"COMMAND LINE\"", allow_hyphen_values = true, conflicts_with_all = [
+        "path", "sets", "weight", "resume", "reset", "optimizer_overrides", "distributed_init_method", "distributed_rank",
+    ])]
     pub(crate) from_flags: Option<String>,
     /// Where to write it (default: run.toml); `-` is standard output
     #[arg(long, value_name = "FILE", requires = "from_flags")]
