@@ -189,7 +189,7 @@ pub(crate) struct BenchDataArgs {
     #[arg(long, default_value_t = 128)]
     pub(crate) max_seq_length: usize,
     /// Seconds of collating per round
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
     pub(crate) seconds: f64,
     /// Rounds over the directories; medians of the rounds are reported
     #[arg(long, default_value_t = 3, value_parser = at_least_one())]
@@ -310,21 +310,8 @@ pub(crate) struct PrepBertArgs {
     /// `compact`: tokens, masked anew in every epoch. `hdf5`: masked now, in NVIDIA's layout
     #[arg(long, value_enum, default_value = "compact")]
     pub(crate) format: FormatArg,
-    /// With hdf5: tokens per sample
-    #[arg(long, default_value_t = 128, value_name = "N", help_heading = "With --format hdf5")]
-    pub(crate) max_seq_length: usize,
-    /// With hdf5: masked tokens per sample at most
-    #[arg(long, default_value_t = 20, value_name = "N", help_heading = "With --format hdf5")]
-    pub(crate) max_predictions: usize,
-    /// With hdf5: passes over the text, each with other masks and pairs
-    #[arg(long, default_value_t = 5, value_name = "N", help_heading = "With --format hdf5")]
-    pub(crate) dupe_factor: usize,
-    /// With hdf5: how many samples are cut short on purpose
-    #[arg(long, default_value_t = 0.1, value_name = "PART", help_heading = "With --format hdf5")]
-    pub(crate) short_seq_prob: f64,
-    /// With hdf5: mask whole words
-    #[arg(long, help_heading = "With --format hdf5")]
-    pub(crate) whole_word: bool,
+    #[command(flatten)]
+    pub(crate) hdf5: Hdf5Args,
     /// MiB of text per shard (default: 128, with hdf5 32)
     #[arg(long, value_name = "N")]
     pub(crate) shard_mb: Option<u64>,
@@ -334,6 +321,41 @@ pub(crate) struct PrepBertArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What is decided when masked samples are written; with `compact` it is decided when training.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "With --format hdf5")]
+pub(crate) struct Hdf5Args {
+    /// Tokens per sample (default: 128)
+    #[arg(long, value_name = "N")]
+    pub(crate) max_seq_length: Option<usize>,
+    /// Masked tokens per sample at most (default: 20)
+    #[arg(long, value_name = "N")]
+    pub(crate) max_predictions: Option<usize>,
+    /// Passes over the text, each with other masks and pairs (default: 5)
+    #[arg(long, value_name = "N")]
+    pub(crate) dupe_factor: Option<usize>,
+    /// How many samples are cut short on purpose (default: 0.1)
+    #[arg(long, value_name = "PART")]
+    pub(crate) short_seq_prob: Option<f64>,
+    /// Mask whole words
+    #[arg(long)]
+    pub(crate) whole_word: bool,
+}
+
+impl Hdf5Args {
+    /// One of them that was typed.
+    pub(crate) fn typed(&self) -> Option<&'static str> {
+        let all = [
+            ("--max-seq-length", self.max_seq_length.is_some()),
+            ("--max-predictions", self.max_predictions.is_some()),
+            ("--dupe-factor", self.dupe_factor.is_some()),
+            ("--short-seq-prob", self.short_seq_prob.is_some()),
+            ("--whole-word", self.whole_word),
+        ];
+        all.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -365,6 +387,12 @@ pub(crate) struct PrepVerifyArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Of a measurement: neither endless nor a typing error.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "say a number from 0 to 86400".to_owned())
 }
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
