@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use hetseq_comm::{Place, PlaceFlags};
-use hetseq_train::{ConfigSource, TrainError};
+use hetseq_comm::{Place, PlaceFlags, Route};
+use hetseq_train::{ConfigSource, TrainError, WireType};
+use serde::de::{DeserializeOwned, IntoDeserializer};
 
 /// Train neural networks on whatever machines you have: any mix trains like one device.
 ///
@@ -66,7 +68,7 @@ pub(crate) struct TrainArgs {
     #[arg(value_name = "CONFIG", required_unless_present = "from_flags")]
     path: Option<PathBuf>,
     /// Set a key of the config: optim.lr=0.001, batch.global="4096 tokens"
-    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "from_flags")]
+    #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
     /// This rank's weight when batch.split = "weights": its part of each update
     #[arg(long, value_name = "W")]
@@ -97,7 +99,9 @@ impl TrainArgs {
 #[command(next_help_heading = "Coming from HetSeq or fairseq (docs/migrating.md)")]
 pub(crate) struct FromFlagsArgs {
     /// Write a config from the command line of the original HetSeq or of fairseq-train, in quotes, and do not train
-    #[arg(long, value_name = "\"COMMAND LINE\"", allow_hyphen_values = true, conflicts_with = "path")]
+    #[arg(long, value_name = "\"COMMAND LINE\"", allow_hyphen_values = true, conflicts_with_all = [
+        "path", "sets", "weight", "resume", "reset", "optimizer_overrides", "distributed_init_method", "distributed_rank",
+    ])]
     pub(crate) from_flags: Option<String>,
     /// Where to write it (default: run.toml); `-` is standard output
     #[arg(long, value_name = "FILE", requires = "from_flags")]
@@ -170,11 +174,13 @@ pub(crate) struct BenchCommArgs {
     #[arg(long, value_delimiter = ',', default_value = "1,25,440")]
     pub(crate) mb: Vec<f64>,
     /// How values travel
-    #[arg(long, value_delimiter = ',', default_value = "f32")]
-    pub(crate) wire: Vec<WireArg>,
-    /// Which way they travel
-    #[arg(long, value_delimiter = ',', default_value = "auto")]
-    pub(crate) route: Vec<RouteArg>,
+    #[arg(long, value_delimiter = ',', default_value = "f32",
+          value_parser = PossibleValuesParser::new(["f32", "bf16"]).try_map(named::<WireType>))]
+    pub(crate) wire: Vec<WireType>,
+    /// Which way they travel; a ring is for f32 and even shares
+    #[arg(long, value_delimiter = ',', default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "direct", "ring"]).try_map(named::<Route>))]
+    pub(crate) route: Vec<Route>,
     /// How much of the sum each rank adds up, one weight per rank: 1,1,1,0 spares the last
     #[arg(long, value_delimiter = ',')]
     pub(crate) own: Vec<f64>,
@@ -191,36 +197,9 @@ pub(crate) struct BenchCommArgs {
     pub(crate) place: PlaceArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WireArg {
-    F32,
-    Bf16,
-}
-
-impl WireArg {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            WireArg::F32 => "f32",
-            WireArg::Bf16 => "bf16",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RouteArg {
-    Auto,
-    Direct,
-    Ring,
-}
-
-impl RouteArg {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            RouteArg::Auto => "auto",
-            RouteArg::Direct => "direct",
-            RouteArg::Ring => "ring",
-        }
-    }
+/// What the config calls the same thing.
+fn named<T: DeserializeOwned>(name: String) -> Result<T, serde::de::value::Error> {
+    T::deserialize(name.into_deserializer())
 }
 
 /// Time how fast samples for pre-training BERT come out of prepared data, in the order of a training epoch.
@@ -235,7 +214,7 @@ pub(crate) struct BenchDataArgs {
     #[arg(long, default_value_t = 128)]
     pub(crate) max_seq_length: usize,
     /// Seconds of collating per round
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
     pub(crate) seconds: f64,
     /// Rounds over the directories; medians of the rounds are reported
     #[arg(long, default_value_t = 3, value_parser = at_least_one())]
@@ -356,21 +335,8 @@ pub(crate) struct PrepBertArgs {
     /// `compact`: tokens, masked anew in every epoch. `hdf5`: masked now, in NVIDIA's layout
     #[arg(long, value_enum, default_value = "compact")]
     pub(crate) format: FormatArg,
-    /// With hdf5: tokens per sample
-    #[arg(long, default_value_t = 128, value_name = "N", help_heading = "With --format hdf5")]
-    pub(crate) max_seq_length: usize,
-    /// With hdf5: masked tokens per sample at most
-    #[arg(long, default_value_t = 20, value_name = "N", help_heading = "With --format hdf5")]
-    pub(crate) max_predictions: usize,
-    /// With hdf5: passes over the text, each with other masks and pairs
-    #[arg(long, default_value_t = 5, value_name = "N", help_heading = "With --format hdf5")]
-    pub(crate) dupe_factor: usize,
-    /// With hdf5: how many samples are cut short on purpose
-    #[arg(long, default_value_t = 0.1, value_name = "PART", help_heading = "With --format hdf5")]
-    pub(crate) short_seq_prob: f64,
-    /// With hdf5: mask whole words
-    #[arg(long, help_heading = "With --format hdf5")]
-    pub(crate) whole_word: bool,
+    #[command(flatten)]
+    pub(crate) hdf5: Hdf5Args,
     /// MiB of text per shard (default: 128, with hdf5 32)
     #[arg(long, value_name = "N")]
     pub(crate) shard_mb: Option<u64>,
@@ -380,6 +346,41 @@ pub(crate) struct PrepBertArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What is decided when masked samples are written; with `compact` it is decided when training.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "With --format hdf5")]
+pub(crate) struct Hdf5Args {
+    /// Tokens per sample (default: 128)
+    #[arg(long, value_name = "N")]
+    pub(crate) max_seq_length: Option<usize>,
+    /// Masked tokens per sample at most (default: 20)
+    #[arg(long, value_name = "N")]
+    pub(crate) max_predictions: Option<usize>,
+    /// Passes over the text, each with other masks and pairs (default: 5)
+    #[arg(long, value_name = "N")]
+    pub(crate) dupe_factor: Option<usize>,
+    /// How many samples are cut short on purpose (default: 0.1)
+    #[arg(long, value_name = "PART")]
+    pub(crate) short_seq_prob: Option<f64>,
+    /// Mask whole words
+    #[arg(long)]
+    pub(crate) whole_word: bool,
+}
+
+impl Hdf5Args {
+    /// One of them that was typed.
+    pub(crate) fn typed(&self) -> Option<&'static str> {
+        let all = [
+            ("--max-seq-length", self.max_seq_length.is_some()),
+            ("--max-predictions", self.max_predictions.is_some()),
+            ("--dupe-factor", self.dupe_factor.is_some()),
+            ("--short-seq-prob", self.short_seq_prob.is_some()),
+            ("--whole-word", self.whole_word),
+        ];
+        all.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -411,6 +412,12 @@ pub(crate) struct PrepVerifyArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Of a measurement: neither endless nor a typing error.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "say a number from 0 to 86400".to_owned())
 }
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
@@ -458,6 +465,13 @@ pub(crate) struct PlaceArgs {
 }
 
 impl PlaceArgs {
+    /// Whether any of them was typed.
+    pub(crate) fn is_given(&self) -> bool {
+        self.distributed_init_method.is_some()
+            || self.distributed_world_size.is_some()
+            || self.distributed_rank.is_some()
+    }
+
     pub(crate) fn find(&self) -> anyhow::Result<Place> {
         let flags = PlaceFlags {
             init_method: self.distributed_init_method.clone(),

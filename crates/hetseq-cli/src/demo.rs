@@ -1,14 +1,11 @@
 //! `hetseq demo`: three processes of different speed train one model on this machine, first evenly split, then by
 //! measured speed. Everything printed at the end is read from the run's `metrics.jsonl`.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use hetseq_metrics::sink::worker_table;
 use hetseq_metrics::{Event, WorkerReport, median};
 
@@ -16,11 +13,14 @@ use crate::args::{DemoArgs, UsageError};
 use crate::output::{print_line, say};
 use crate::prep::write_digits;
 use crate::stopped;
+use crate::workers::Workers;
 
 const EVEN_UPDATES: u64 = 40;
 const UPDATES: u64 = 200;
 /// Updates after a change of split that are left out of the medians: the first are not yet at their pace.
 const SETTLING: u64 = 8;
+/// Far more than it takes.
+const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     if args.slowdown.is_empty() || args.slowdown.iter().any(|factor| !(1.0..=100.0).contains(factor)) {
@@ -39,12 +39,17 @@ pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
         "starting {world} workers, {} times as slow as this machine: {EVEN_UPDATES} updates split evenly, then by speed",
         args.slowdown.iter().map(f64::to_string).collect::<Vec<_>>().join(", ")
     ));
-    // Ctrl-C reaches the workers too; they save and leave, and this process waits for them. SIGTERM comes here alone.
-    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::default())?;
-    let terminated = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGTERM, terminated.clone())?;
-    let mut workers = Workers::start(&dir, &config, world)?;
-    let codes = workers.wait(Duration::from_secs(600), &terminated)?;
+    fs_err::create_dir_all(dir.join("logs"))?;
+    let workers = Workers::start(world, |rank, command| {
+        command.arg("train").arg(&config).args(["--resume", "never"]);
+        // Rank 0 shows its progress here.
+        if rank > 0 {
+            let log = fs_err::File::create(dir.join(format!("logs/rank-{rank}.log")))?.into_parts().0;
+            command.stdout(log.try_clone()?).stderr(log);
+        }
+        Ok(())
+    })?;
+    let codes: Vec<Option<i32>> = workers.wait(Some(LIMIT))?.iter().map(ExitStatus::code).collect();
     if codes.contains(&Some(75)) {
         say(&format!("stopped; go on with: hetseq train {}", config.display()));
         return Ok(stopped());
@@ -70,60 +75,6 @@ fn write_config(dir: &Path, slowdown: &[f64]) -> anyhow::Result<PathBuf> {
     );
     fs_err::write(&path, text)?;
     Ok(path)
-}
-
-/// The ranks of the demo; those that still run are ended when this is dropped.
-struct Workers(Vec<Child>);
-
-impl Workers {
-    /// Rank 0 shows its progress here; the others write to log files.
-    fn start(dir: &Path, config: &Path, world: usize) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("finding this program")?;
-        // Freed again before rank 0 binds it; a clash is unlikely and would be a clear error.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        fs_err::create_dir_all(dir.join("logs"))?;
-        let mut workers = Workers(Vec::new());
-        for rank in 0..world {
-            let mut command = Command::new(&program);
-            command.arg("train").arg(config).args(["--resume", "never"]);
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-            command.stdin(Stdio::null());
-            if rank > 0 {
-                let log = fs_err::File::create(dir.join(format!("logs/rank-{rank}.log")))?.into_parts().0;
-                command.stdout(log.try_clone()?).stderr(log);
-            }
-            workers.0.push(command.spawn().context("starting a worker")?);
-        }
-        Ok(workers)
-    }
-
-    /// The exit codes of all workers, which end together: if one fails, the others notice it by themselves.
-    fn wait(&mut self, deadline: Duration, terminated: &AtomicBool) -> anyhow::Result<Vec<Option<i32>>> {
-        let started = Instant::now();
-        loop {
-            let statuses = self.0.iter_mut().map(Child::try_wait).collect::<Result<Vec<_>, _>>()?;
-            if let Some(statuses) = statuses.into_iter().collect::<Option<Vec<_>>>() {
-                return Ok(statuses.iter().map(ExitStatus::code).collect());
-            }
-            if terminated.load(Ordering::Relaxed) {
-                bail!("terminated");
-            }
-            if started.elapsed() > deadline {
-                bail!("the workers did not finish within {} s", deadline.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        for worker in &mut self.0 {
-            _ = worker.kill();
-            _ = worker.wait();
-        }
-    }
 }
 
 fn report(dir: &Path) -> anyhow::Result<()> {

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use fs_err as fs;
-use hetseq_train::Tasks;
+use hetseq_train::{ConfigSource, Tasks};
 
 use crate::args::{TrainArgs, UsageError};
 use crate::output::{print_line, say};
@@ -35,14 +35,17 @@ pub(crate) fn convert(tasks: &Tasks, line: &str, args: &TrainArgs) -> anyhow::Re
         return Err(UsageError(message).into());
     }
     let world = args.place.distributed_world_size.map(|world| world as u64);
-    let (program, translation) = read(line, &tasks.names(), world).map_err(UsageError)?;
+    let (program, mut translation) = read(line, &tasks.names(), world).map_err(UsageError)?;
     let text = report::toml(&translation, line);
+    let config = if to_stdout { "run.toml".to_owned() } else { path.display().to_string() };
+    if let Err(error) = tasks.check(&ConfigSource::from_text(&config, text.clone(), &[])) {
+        translation.doubt(&config, format!("`hetseq train` will refuse it as it is: {error}"));
+    }
     if to_stdout {
         print_line(text.trim_end());
     } else {
         fs::write(path, &text).with_context(|| format!("writing {}", path.display()))?;
     }
-    let config = if to_stdout { "run.toml".to_owned() } else { path.display().to_string() };
     for line in report::lines(&translation, program, &config, !to_stdout) {
         if to_stdout { say(&line) } else { print_line(&line) }
     }

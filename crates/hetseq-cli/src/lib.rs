@@ -1,7 +1,7 @@
 //! The `hetseq` command as a library, so that a binary with a user's own tasks has the same subcommands.
 //!
-//! Logs and progress go to standard error, results to standard output. Exit codes: 0 done, 1 failed, 2 usage or config,
-//! 75 stopped by a signal with a checkpoint saved.
+//! Logs and progress go to standard error, results to standard output. Exit codes: 0 done, 1 failed, 2 usage, config or
+//! data, 75 stopped by a signal with a checkpoint saved.
 
 mod allocator;
 mod args;
@@ -14,11 +14,13 @@ mod from_flags;
 mod output;
 mod prep;
 mod train;
+mod workers;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use hetseq_data::DataError;
 use hetseq_train::{Tasks, TrainError};
 
 use args::{Command, Hetseq};
@@ -47,6 +49,7 @@ pub fn main(tasks: Tasks) -> ExitCode {
     done.unwrap_or_else(|error| {
         output::say(&format!("error: {error:#}"));
         let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
+            || error.downcast_ref::<DataError>().is_some_and(DataError::is_usage)
             || error.downcast_ref::<args::UsageError>().is_some();
         if is_usage { usage() } else { ExitCode::FAILURE }
     })

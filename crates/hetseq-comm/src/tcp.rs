@@ -44,7 +44,6 @@ pub(crate) struct Wire {
     end: Option<End>,
     /// Queued and not written yet.
     queue: VecDeque<Parcel>,
-    queued_bytes: usize,
     spoke: Instant,
     /// The last words are said or cannot be: nothing more is queued.
     mute: bool,
@@ -69,8 +68,8 @@ impl Parcel {
         }
     }
 
-    fn bytes(&self) -> usize {
-        self.head.len() + self.body.as_ref().map_or(0, |body| body.len())
+    fn unwritten_bytes(&self) -> usize {
+        self.head.len() + self.body.as_ref().map_or(0, |body| body.len()) - self.written
     }
 }
 
@@ -100,7 +99,6 @@ impl Wire {
             heard: now,
             end: None,
             queue: VecDeque::new(),
-            queued_bytes: 0,
             spoke: now,
             mute: false,
             attended: false,
@@ -109,7 +107,12 @@ impl Wire {
 
     /// One frame at a time: the next is made when this one has left, from what is then in the cache.
     pub(crate) fn has_room(&self) -> bool {
-        self.mute || self.queued_bytes < SMALL_BYTES
+        self.mute || self.queued_bytes() < SMALL_BYTES
+    }
+
+    /// Counted when asked for: there are a few parcels at most.
+    fn queued_bytes(&self) -> usize {
+        self.queue.iter().map(Parcel::unwritten_bytes).sum()
     }
 
     pub(crate) fn is_flushed(&self) -> bool {
@@ -137,7 +140,6 @@ impl Wire {
             Ok(parcel) => parcel,
             Err(error) => return self.lose(&error),
         };
-        self.queued_bytes += parcel.bytes();
         self.queue.push_back(parcel);
         self.write();
     }
@@ -158,7 +160,6 @@ impl Wire {
             match (&*self.stream).write(parcel.rest()) {
                 Ok(count) => {
                     parcel.written += count;
-                    self.queued_bytes -= count;
                     moved = true;
                     if parcel.rest().is_empty() {
                         self.queue.pop_front();
@@ -182,7 +183,6 @@ impl Wire {
     fn lose(&mut self, error: &std::io::Error) {
         self.mute = true;
         self.queue.clear();
-        self.queued_bytes = 0;
         // The peer's last words may be there to read; if not, this is how it left.
         self.read(usize::MAX);
         self.end.get_or_insert_with(|| End::Closed(format!("connection lost: {error}")));
@@ -235,14 +235,21 @@ impl Wire {
         moved
     }
 
-    /// Ends the wire if the peer has been silent for too long while this rank listened, which it does since `since`.
-    fn judge_silence(&mut self, since: Instant) {
+    /// How much longer the peer may be silent, while this rank listens, which it does since `since`; at the limit that
+    /// is its end. One that has ended may be silent for ever.
+    fn patience(&mut self, since: Instant) -> Option<Duration> {
+        if self.end.is_some() {
+            return None;
+        }
         if self.ahead_bytes >= AHEAD_BYTES {
             // Not reading is not silence.
             self.heard = Instant::now();
-        } else if self.end.is_none() && self.heard.max(since).elapsed() >= self.silence {
+        }
+        let left = self.silence.saturating_sub(self.heard.max(since).elapsed());
+        if left.is_zero() {
             self.end = Some(End::Silent(self.silence));
         }
+        Some(left)
     }
 
     /// The beat of the heart: says that this rank lives, and while it computes listens whether the peer has left.
@@ -346,9 +353,10 @@ pub(crate) fn await_traffic(wires: &[Arc<Mutex<Wire>>], since: Instant, limit: D
     for wire in wires {
         let mut wire = locked(wire);
         come |= wire.read(AHEAD_BYTES);
-        wire.judge_silence(since);
-        come |= wire.end == Some(End::Silent(wire.silence));
-        limit = limit.min(wire.silence.saturating_sub(wire.heard.max(since).elapsed()).max(Duration::from_millis(1)));
+        let patience = wire.patience(since);
+        come |= patience.is_some_and(|left| left.is_zero());
+        // At least what `poll` can tell from nothing.
+        limit = limit.min(patience.unwrap_or(Duration::MAX).max(Duration::from_millis(1)));
         let interest = wire.interest();
         if !interest.is_empty() {
             sockets.push((wire.stream.clone(), interest));

@@ -145,3 +145,17 @@ pub enum DataError {
     )]
     SampleTooLong { sample_tokens: u32, largest_cap_tokens: u32 },
 }
+
+impl DataError {
+    /// Whether trying again is pointless until somebody has changed a path, a setting or the data: all but trouble with a
+    /// disk.
+    pub fn is_usage(&self) -> bool {
+        use io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        match self {
+            DataError::Io { reason, .. } => {
+                matches!(reason.kind(), NotFound | PermissionDenied | AlreadyExists | NotADirectory | IsADirectory)
+            }
+            _ => true,
+        }
+    }
+}

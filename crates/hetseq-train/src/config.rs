@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use optim::Optim;
 
-/// A whole run; `C` is the task's own table.
+/// A whole run; `C` is the task's own table. An `Option` that is not given is none, and is not written: TOML knows no such
+/// value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config<C> {
@@ -39,16 +40,12 @@ pub struct Run {
     /// Which task: `images`, `bert-pretrain`, or one of your own.
     pub task: String,
     /// Where metrics and checkpoints go; `runs/<name of the config>` if not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dir: Option<PathBuf>,
     #[serde(default = "one")]
     pub seed: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_updates: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_epochs: Option<u64>,
     /// End the run when the learning rate has fallen to this or below.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_min_lr: Option<f64>,
     /// `cpu`, `cpu:4`, `cpu:2x8`; see `hetseq devices`.
     #[serde(default = "cpu")]
@@ -57,7 +54,6 @@ pub struct Run {
     #[serde(default = "fifty")]
     pub log_every: u64,
     /// Threads that read and prepare samples; by default the cores that the devices leave, at least one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loader_threads: Option<usize>,
     /// How many updates are loaded ahead of the one that is computed. The split of an update follows from what was measured
     /// before it was loaded.
@@ -74,10 +70,8 @@ pub struct Batch {
     /// Samples per update over all machines, or `"4096 tokens"`.
     pub global: GlobalBatch,
     /// The most padded tokens in one micro-batch on this machine's devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// The most samples in one micro-batch on this machine's devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro: Option<u32>,
     #[serde(default)]
     pub split: Split,
@@ -94,7 +88,6 @@ pub struct Batch {
 pub struct Valid {
     pub every: Every,
     /// End the run when so many validations in a row have not improved on the best one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
 }
 
@@ -144,15 +137,13 @@ pub struct Comm {
     /// Encrypt everything between the ranks.
     pub encrypt: bool,
     /// Network interface or address to listen on.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// First and last port that ranks may listen on.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<[u16; 2]>,
     /// How gradients travel: `f32`, or `bf16` for half the bytes on a slow network. The same on all ranks.
     pub wire: WireType,
     /// Which way they travel: `auto`, `direct` or `ring`. The same on all ranks.
-    pub route: RouteName,
+    pub route: Route,
     /// How much of the sum this rank adds up, against the others; 0 for a host with a slow line.
     pub own: f64,
 }
@@ -165,32 +156,27 @@ pub enum WireType {
     Bf16,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RouteName {
-    #[default]
-    Auto,
-    Direct,
-    Ring,
-}
-
-impl Comm {
+impl WireType {
     /// How a vector travels whose last `exact_tail` values must not be rounded.
-    pub(crate) fn wire(&self, exact_tail: usize) -> Wire {
-        match self.wire {
+    pub fn wire(self, exact_tail: usize) -> Wire {
+        match self {
             WireType::F32 => Wire::F32,
             WireType::Bf16 => Wire::Bf16 { exact_tail },
         }
     }
+}
 
-    pub(crate) fn route(&self) -> Route {
-        match self.route {
-            RouteName::Auto => Route::Auto,
-            RouteName::Direct => Route::Direct,
-            RouteName::Ring => Route::Ring,
-        }
+/// As it is called in configs.
+impl fmt::Display for WireType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            WireType::F32 => "f32",
+            WireType::Bf16 => "bf16",
+        })
     }
+}
 
+impl Comm {
     pub(crate) fn progress(&self) -> Duration {
         Duration::from_secs_f64(self.progress_s)
     }
@@ -206,7 +192,7 @@ impl Default for Comm {
             interface: None,
             ports: None,
             wire: WireType::default(),
-            route: RouteName::default(),
+            route: Route::default(),
             own: 1.0,
         }
     }
@@ -356,7 +342,7 @@ impl<C> Config<C> {
         if !(self.comm.own.is_finite() && self.comm.own >= 0.0) {
             return Err(format!("comm.own = {} must be zero or more", self.comm.own));
         }
-        if self.comm.wire == WireType::Bf16 && self.comm.route == RouteName::Ring {
+        if self.comm.wire == WireType::Bf16 && self.comm.route == Route::Ring {
             return Err(
                 "comm.route = \"ring\" would round at every hop; with comm.wire = \"bf16\" leave it out".to_owned()
             );
@@ -397,6 +383,19 @@ fn cpu() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_given_is_not_written() {
+        let text = "[run]\ntask = 'x'\nmax_epochs = 2\n[task]\n[batch]\nglobal = 8\n[optim]\nname = 'sgd'\nlr = 1.0\n";
+        let config: Config<toml::Table> = toml::from_str(text).unwrap();
+        let table = toml::Table::try_from(&config).unwrap();
+        let keys = |section: &str| table[section].as_table().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+        assert_eq!(keys("run"), "checksum_every devices log_every max_epochs prefetch seed task");
+        assert_eq!(keys("optim"), "betas lr momentum name nesterov weight_decay");
+        assert_eq!((keys("valid").as_str(), keys("batch").contains("micro")), ("every", false));
+        // As the run directory keeps it.
+        assert_eq!(toml::from_str::<Config<toml::Table>>(&toml::to_string(&config).unwrap()).unwrap(), config);
+    }
 
     #[test]
     fn intervals() {

@@ -1,7 +1,8 @@
 //! The devices of this process, each a thread with its own replica, summed in memory before anything goes to the network.
 //!
 //! A CPU is by default one single-threaded device per core: every operation of a device runs inside its own rayon pool,
-//! so that operations do not fight over the cores, and that beats threads inside operations (see ARCHITECTURE).
+//! so that operations do not fight over the cores, and that beats threads inside operations (`hetseq bench step`
+//! compares).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use hetseq_comm::Group;
 use hetseq_data::{EpochPlan, GlobalBatch, Pace, PlanSpec, Split};
 use hetseq_metrics::Event;
 use serde::Serialize;
@@ -88,7 +89,8 @@ pub(crate) fn evaluate<T: Task>(
     }
     let (totals, skipped) = exchange(crew, totals, skipped)?;
     let means = mean_losses(&totals.losses, &totals.counts);
-    let (names, values) = (crew.task.metrics(), crew.task.measure(&totals));
+    let values = as_rank_0(&mut crew.group, crew.task.measure(&totals))?;
+    let names = crew.task.metrics();
     if names.len() != values.len() {
         let reason = format!("it names {} metrics but measured {}", names.len(), values.len());
         return Err(TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) });
@@ -123,9 +125,44 @@ fn exchange<T: Task>(
     Ok((totals, all_skipped))
 }
 
+/// What rank 0 measured, for all. Sums are the same everywhere, but a task may make of them what differs in the last bit
+/// from one machine's libraries to another's (an exponential, say); and whether it is the best decides whether all ranks
+/// come together to save.
+fn as_rank_0(group: &mut Group, mine: Vec<f64>) -> Result<Vec<f64>, TrainError> {
+    let bytes = postcard::to_stdvec(&mine).map_err(|error| undecodable(group.rank(), &error))?;
+    let bytes = group.broadcast_bytes(0, bytes)?;
+    postcard::from_bytes(&bytes).map_err(|error| undecodable(0, &error))
+}
+
 fn merge(totals: &mut Totals, part: Totals) {
     totals.samples += part.samples;
     add(&mut totals.counts, part.counts);
     add(&mut totals.losses, part.losses);
     add(&mut totals.scores, part.scores);
+}
+
+#[cfg(test)]
+mod tests {
+    use hetseq_comm::Options;
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_hold_what_rank_0_measured() {
+        let measured = [2f64.exp(), 2f64.exp().next_up()];
+        let groups = Group::local(2, &Options::default()).into_iter().zip(measured);
+        let held: Vec<Vec<f64>> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = groups
+                .map(|(mut group, mine)| {
+                    scope.spawn(move || {
+                        let held = as_rank_0(&mut group, vec![mine]).unwrap();
+                        group.close();
+                        held
+                    })
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(held, [[measured[0]]; 2]);
+    }
 }

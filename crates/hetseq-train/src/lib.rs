@@ -35,7 +35,7 @@ mod trainer;
 mod weights;
 
 pub use checkpoint::{Checkpoints, Trouble};
-pub use config::{Config, Every, OnError, Reset, Resume};
+pub use config::{Config, Every, OnError, Reset, Resume, WireType};
 pub use devices::{DeviceSpec, parse_devices};
 pub use error::TrainError;
 pub use evaluate::Evaluation;

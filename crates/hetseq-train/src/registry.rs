@@ -1,4 +1,5 @@
-//! The tasks that a binary knows. Registration is explicit: `Tasks::builtin().with::<MyTask>()`.
+//! The tasks that a binary knows. Registration is explicit: `Tasks::builtin().with::<MyTask>()`. `run.task` selects one, and
+//! the whole file is then typed at once as its `Config<T::Config>`, so that an unknown key in any table has a line number.
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,15 @@ impl Tasks {
         self.known.iter().map(|runner| runner.name()).collect()
     }
 
+    /// Whether a run could begin with this config, as far as it tells by itself. The table of a task that is not known here
+    /// is left unread.
+    pub fn check(&self, source: &ConfigSource) -> Result<(), TrainError> {
+        match self.find(source) {
+            Ok(runner) => runner.check(source),
+            Err(_) => source.parse::<toml::Table>().map(drop),
+        }
+    }
+
     pub fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError> {
         self.find(source)?.train(source, options)
     }
@@ -72,6 +82,7 @@ impl Tasks {
 /// A task with its types erased.
 trait Runner {
     fn name(&self) -> &'static str;
+    fn check(&self, source: &ConfigSource) -> Result<(), TrainError>;
     fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError>;
     fn eval(
         &self,
@@ -87,6 +98,10 @@ struct Of<T>(PhantomData<T>);
 impl<T: Task> Runner for Of<T> {
     fn name(&self) -> &'static str {
         T::NAME
+    }
+
+    fn check(&self, source: &ConfigSource) -> Result<(), TrainError> {
+        source.parse::<T::Config>().map(drop)
     }
 
     fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError> {

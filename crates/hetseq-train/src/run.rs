@@ -52,10 +52,6 @@ impl std::fmt::Debug for RunOptions {
 
 pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<End, TrainError> {
     let started = Instant::now();
-    if let Some(base) = &config.optim.lr {
-        config.optim.schedule().validate(base)?;
-    }
-    config.optim.optimizer().validate()?;
     let task = open::<T>(&config)?;
     let best_metric = best_metric(&task, &config)?;
     if config.valid.patience.is_some() && task.costs(Which::Valid).samples() == 0 {

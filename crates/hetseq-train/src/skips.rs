@@ -19,7 +19,8 @@ pub(crate) struct Skipped {
 const TOLD: usize = 100;
 
 /// As this rank tells the others: with whose disk it was, since data are compared by names and sizes only and another
-/// machine's copy may be whole; and without the reasons that nobody will read, so that it stays small if all is gone.
+/// machine's copy may be whole; and without the reasons that nobody will read, so that it stays small if all is gone. All
+/// of them: by their number it is seen whether an update has any sample left.
 pub(crate) fn to_tell(mut skipped: Vec<Skipped>, group: &Group) -> Vec<Skipped> {
     for (i, Skipped { reason, .. }) in skipped.iter_mut().enumerate() {
         if i >= TOLD {
@@ -76,6 +77,13 @@ mod tests {
         assert_eq!(skips.note(Which::Train, &[skipped(4)]), Vec::<String>::new());
         assert_eq!(skips.note(Which::Valid, &[skipped(4)]), ["a sample was skipped: 4.jpg is torn"]);
         assert_eq!(skips.samples(), 3);
+    }
+
+    #[test]
+    fn all_are_told_of_but_few_with_reasons() {
+        let told = to_tell((0..5000).map(skipped).collect(), &Group::alone());
+        assert_eq!((told.len(), told[TOLD - 1].reason.as_str()), (5000, "99.jpg is torn"));
+        assert!(told[TOLD..].iter().all(|skipped| skipped.reason.is_empty()));
     }
 
     #[test]

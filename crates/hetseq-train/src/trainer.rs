@@ -281,7 +281,7 @@ impl<T: Task> Trainer<T> {
     fn reduce(&mut self, local: LocalSum) -> Result<Global, TrainError> {
         let mut flat = local.flat;
         let (shards, comm) = (self.crew.roster.shards(flat.len()), &self.config.comm);
-        self.crew.group.all_reduce(&mut flat, &shards, comm.wire(self.terms.len()), comm.route())?;
+        self.crew.group.all_reduce(&mut flat, &shards, comm.wire.wire(self.terms.len()), comm.route)?;
         let losses = flat.split_off(self.crew.layout.len()).into_iter().map(f64::from).collect();
         let norm = global_norm(&flat);
         Ok(Global { flat, losses, norm })

@@ -3,76 +3,87 @@
 //! By default the ranks are processes on this machine, started here. With a place among the ranks (the flags of `train`, or
 //! `RANK` and its like) this process is one of several that were started elsewhere, such as on other machines.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use hetseq_comm::{Group, Identity, Options, Route, Secret, Shards, Wire};
 use hetseq_metrics::median;
+use hetseq_train::WireType;
 use serde::Serialize;
 
-use crate::args::{BenchCommArgs, RouteArg, UsageError, WireArg};
+use crate::args::{BenchCommArgs, UsageError};
 use crate::output::{print_line, say};
 use crate::train::secret;
+use crate::workers::Workers;
 
 pub(crate) fn comm(args: &BenchCommArgs) -> anyhow::Result<ExitCode> {
     let place = args.place.find()?;
     if place.world > 1 {
+        check(args, place.world)?;
         measure(args)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if args.place.is_given() {
+        let problem = "a sum needs at least two ranks; leave the --distributed flags out to start some here";
+        return Err(UsageError(problem.to_owned()).into());
+    }
     for &world in &args.world {
-        if world < 2 {
-            return Err(UsageError(format!("--world {world}: a sum needs at least two ranks")).into());
-        }
+        check(args, world)?;
+    }
+    for &world in &args.world {
         on_this_machine(world)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// What cannot be meant, before anybody waits for anybody.
+fn check(args: &BenchCommArgs, world: usize) -> Result<(), UsageError> {
+    if world < 2 {
+        return Err(UsageError(format!("--world {world}: a sum needs at least two ranks")));
+    }
+    if ![0, world].contains(&args.own.len()) {
+        return Err(UsageError(format!("--own has {} weights for {world} ranks", args.own.len())));
+    }
+    for &wire in &args.wire {
+        // Any length will do that weights can be told apart by.
+        let chosen = Route::Ring.choose(wire.wire(0), &shards(args, 1 << 20, world));
+        if args.route.contains(&Route::Ring) && chosen != Route::Ring {
+            return Err(UsageError(
+                "--route ring is for --wire f32 and even shares: it rounds at every hop, and cannot \
+                                   weigh owners; use auto or direct"
+                    .to_owned(),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn shards(args: &BenchCommArgs, floats: usize, world: usize) -> Shards {
+    if args.own.is_empty() { Shards::even(floats, world) } else { Shards::weighted(floats, &args.own) }
+}
+
 /// The same command once per rank; rank 0 prints.
 fn on_this_machine(world: usize) -> anyhow::Result<()> {
-    let program = std::env::current_exe().context("finding this program")?;
-    // Freed again before rank 0 binds it; a clash is unlikely and would be a clear error.
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).context("drawing a secret")?;
     let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut ranks = Ranks(Vec::new());
-    for rank in 0..world {
-        let mut command = Command::new(&program);
-        command.args(std::env::args_os().skip(1)).stdin(Stdio::null());
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    let workers = Workers::start(world, |rank, command| {
+        command.args(std::env::args_os().skip(1));
         if std::env::var_os("HETSEQ_SECRET").is_none() {
             command.env("HETSEQ_SECRET", &secret);
         }
         if rank > 0 {
             command.stdout(Stdio::null());
         }
-        ranks.0.push(command.spawn().context("starting a rank")?);
-    }
-    for (rank, child) in ranks.0.iter_mut().enumerate() {
-        // Each rank has its own deadlines.
-        let status = child.wait()?;
-        if !status.success() {
-            bail!("rank {rank} of {world} failed ({status})");
-        }
+        Ok(())
+    })?;
+    let statuses = workers.wait(None)?;
+    if statuses.iter().any(|status| !status.success()) {
+        let ends: Vec<String> = statuses.iter().enumerate().map(|(rank, end)| format!("rank {rank}: {end}")).collect();
+        bail!("not all ranks ended well ({})", ends.join(", "));
     }
     Ok(())
-}
-
-/// Those that still run are ended when this is dropped.
-struct Ranks(Vec<Child>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for rank in &mut self.0 {
-            _ = rank.kill();
-            _ = rank.wait();
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -80,8 +91,9 @@ struct Report {
     engine: &'static str,
     world: usize,
     bytes: usize,
-    wire: &'static str,
-    route: &'static str,
+    wire: WireType,
+    /// The one that was taken.
+    route: Route,
     rounds: usize,
     median_ms: f64,
     best_ms: f64,
@@ -128,37 +140,27 @@ fn time(
     group: &mut Group,
     args: &BenchCommArgs,
     floats: usize,
-    wire: WireArg,
-    route: RouteArg,
+    wire_type: WireType,
+    route: Route,
 ) -> anyhow::Result<Report> {
     let (rank, world) = (group.rank(), group.world());
-    let shards = match args.own.len() {
-        0 => Shards::even(floats, world),
-        count if count == world => Shards::weighted(floats, &args.own),
-        count => return Err(UsageError(format!("--own has {count} weights for {world} ranks")).into()),
-    };
-    let (on_wire, bytes_each) = match wire {
-        WireArg::F32 => (Wire::F32, 4),
-        WireArg::Bf16 => (Wire::Bf16 { exact_tail: 0 }, 2),
-    };
-    let route_of = match route {
-        RouteArg::Auto => Route::Auto,
-        RouteArg::Direct => Route::Direct,
-        RouteArg::Ring => Route::Ring,
-    };
+    let (shards, wire) = (shards(args, floats, world), wire_type.wire(0));
+    let route = route.choose(wire, &shards);
+    let bytes_each = if wire == Wire::F32 { 4 } else { 2 };
     let mut data = vec![0.0f32; floats];
     let mut seconds = Vec::new();
     let mut said = Instant::now();
     for round in 0..=args.rounds as usize {
-        fill(&mut data, rank + 1 + round);
+        let turn = round % TURNS;
+        fill(&mut data, rank + 1 + turn);
         group.barrier()?;
         let start = Instant::now();
-        group.all_reduce(&mut data, &shards, on_wire, route_of)?;
+        group.all_reduce(&mut data, &shards, wire, route)?;
         // The first is for page faults and TCP's windows.
         if round > 0 {
             seconds.push(start.elapsed().as_secs_f64());
         }
-        verify(&data, (1..=world).map(|rank| rank + round).sum())?;
+        verify(&data, (1..=world).map(|rank| rank + turn).sum(), wire)?;
         if rank == 0 && said.elapsed() > Duration::from_secs(2) {
             say(&format!("round {round}/{}: {:.0} ms", args.rounds, 1e3 * start.elapsed().as_secs_f64()));
             said = Instant::now();
@@ -171,8 +173,8 @@ fn time(
         engine: "hetseq",
         world,
         bytes: 4 * floats,
-        wire: wire.name(),
-        route: route.name(),
+        wire: wire_type,
+        route,
         rounds: args.rounds as usize,
         median_ms: 1e3 * median,
         best_ms: 1e3 * best,
@@ -181,20 +183,45 @@ fn time(
     })
 }
 
-/// Small whole numbers: their sums are exact in f32 and for up to a hundred ranks close to it in bf16.
+/// So many rounds differ; then their numbers come again, so that they stay small.
+const TURNS: usize = 8;
+
+/// Small whole numbers: up to 1,500 ranks their sums stay below 2^24 and so are exact in f32, in whatever order they are
+/// added.
 fn fill(data: &mut [f32], factor: usize) {
     for (at, value) in data.iter_mut().enumerate() {
         *value = (factor * (at % 7 + 1)) as f32;
     }
 }
 
-/// In bf16 each of the sum's parts and the sum itself were rounded to 8 bits.
-fn verify(data: &[f32], factor: usize) -> anyhow::Result<()> {
+/// In bf16 each of the sum's parts and the sum itself were rounded to 8 bits, each by at most 1/512.
+fn verify(data: &[f32], factor: usize, wire: Wire) -> anyhow::Result<()> {
+    let tolerance = if wire == Wire::F32 { 0.0 } else { 1.0 / 128.0 };
     for (at, value) in data.iter().enumerate() {
         let expected = (factor * (at % 7 + 1)) as f32;
-        if (value - expected).abs() > expected / 128.0 {
+        let deviation = (value - expected).abs();
+        if deviation.is_nan() || deviation > expected * tolerance {
             bail!("the sum is wrong at {at}: {value} instead of {expected}");
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_sum_is_found() {
+        let bf16 = WireType::Bf16.wire(0);
+        let mut sum = vec![0.0; 20];
+        fill(&mut sum, 300);
+        assert!(verify(&sum, 300, Wire::F32).is_ok() && verify(&sum, 300, bf16).is_ok());
+        sum[19] = sum[19].next_up();
+        assert!(verify(&sum, 300, Wire::F32).is_err() && verify(&sum, 300, bf16).is_ok());
+        for wrong in [sum[19] * 1.01, 0.0, f32::NAN] {
+            sum[19] = wrong;
+            assert!(verify(&sum, 300, bf16).is_err(), "{wrong}");
+        }
+    }
 }

@@ -14,7 +14,7 @@ use hetseq_random::Key;
 use serde_json::json;
 
 use super::Scratch;
-use crate::args::BenchDataArgs;
+use crate::args::{BenchDataArgs, UsageError};
 use crate::output::{print_line, say};
 use crate::prep::Quiet;
 
@@ -43,7 +43,7 @@ pub(super) fn data(args: &BenchDataArgs) -> anyhow::Result<ExitCode> {
         let data = PretrainData::open(&dir, CorpusSplit::Train, &config)?;
         let open_seconds = started.elapsed().as_secs_f64();
         if data.is_empty() {
-            bail!("{} holds no samples", dir.display());
+            return Err(UsageError(format!("{} holds no samples to train on", dir.display())).into());
         }
         let (samples_per_second, tokens_per_second) = (Vec::new(), Vec::new());
         measured.push(Measured { dir, data, open_seconds, samples_per_second, tokens_per_second });

@@ -1,7 +1,8 @@
 //! From words to flags: which command of a script trains, how it is launched, and what was given to it. Knows nothing
 //! of what the flags mean.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::flags::{self, Flag, Origin, Takes};
 use super::shell::{Script, Simple};
@@ -21,6 +22,8 @@ pub(super) struct Given {
     pub(super) scheduler: Option<String>,
     pub(super) environment: BTreeMap<String, String>,
     pub(super) unset: Vec<String>,
+    /// The flags that the translation has looked at. What nobody looks at has no effect, and is told.
+    seen: RefCell<BTreeSet<String>>,
 }
 
 #[derive(Debug)]
@@ -43,7 +46,12 @@ impl Given {
     }
 
     pub(super) fn typed(&self, name: &str) -> Option<&Typed> {
+        self.seen.borrow_mut().insert(name.to_owned());
         self.flags.iter().rev().find(|typed| typed.name == name)
+    }
+
+    pub(super) fn is_seen(&self, typed: &Typed) -> bool {
+        self.seen.borrow().contains(&typed.name)
     }
 }
 
@@ -111,11 +119,8 @@ fn read_flags(words: &[String], given: &mut Given) {
         };
         let found = flags::find(name);
         let takes = found.map_or(Takes::Maybe, |flag| flag.takes);
-        let follows = || words.next_if(|next| takes == Takes::Value || flag_name(next).is_none()).cloned();
-        let value = match takes {
-            Takes::Nothing => own_value,
-            Takes::Value | Takes::Maybe => own_value.or_else(follows),
-        };
+        let follows = || words.next_if(|next| takes.needs_value() || flag_name(next).is_none()).cloned();
+        let value = if takes == Takes::Nothing { own_value } else { own_value.or_else(follows) };
         let typed = word.split('=').next().unwrap_or_default();
         let shown = value.as_ref().map_or_else(|| typed.to_owned(), |value| format!("{typed} {value}"));
         match found {

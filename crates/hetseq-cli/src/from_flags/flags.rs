@@ -19,8 +19,16 @@ pub(super) struct Flag {
 pub(super) enum Takes {
     Nothing,
     Value,
+    /// A whole number; 0 and -1 are the same as not giving it.
+    Count,
     /// A value if one follows.
     Maybe,
+}
+
+impl Takes {
+    pub(super) fn needs_value(self) -> bool {
+        matches!(self, Takes::Value | Takes::Count)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +54,9 @@ pub(super) enum Becomes {
 pub(super) enum Kind {
     /// A whole number.
     Count,
-    /// A whole number; 0 or less is the same as not giving it.
+    /// A whole number; 0 and -1 are the same as not giving it.
     Limit,
-    /// A number; 0 or less is the same as not giving it.
+    /// A number; 0 and -1 are the same as not giving it.
     Bound,
     Text,
 }

@@ -57,6 +57,9 @@ pub(super) fn launch(given: &Given, world: Option<u64>) -> Launch {
             .remarks
             .push("A rank is a process here, one per machine with all its devices, not one per GPU.".to_owned());
     }
+    if launch.meets_in_directory() {
+        return launch;
+    }
     if let Some(rank) = given.value("distributed-rank").and_then(numbers::whole).filter(|&rank| rank > 0)
         && let Some(here) = here
     {
@@ -72,8 +75,14 @@ fn meeting_place(given: &Given, remarks: &mut Vec<String>) -> Option<String> {
         if method.starts_with("tcp://") {
             return Some(method.to_owned());
         }
+        if method.starts_with("file://") {
+            remarks.push(format!(
+                "{method} is a directory here, shared by all machines and made if need be; remove a file of that name."
+            ));
+            return Some(method.to_owned());
+        }
         remarks
-            .push(format!("{method}: ranks meet at tcp://HOST:PORT of rank 0 here; no shared file system is needed."));
+            .push(format!("{method}: ranks meet at tcp://HOST:PORT of rank 0 here, or in a directory, file:///DIR."));
         return Some("tcp://HOST:29400".to_owned());
     }
     let told = |key: &str| given.launcher.get(key).filter(|value| !value.is_empty());
@@ -96,6 +105,11 @@ fn for_a_resume(given: &Given) -> String {
 }
 
 impl Launch {
+    /// Where rank 0 hands out the numbers, so that none is typed.
+    pub(super) fn meets_in_directory(&self) -> bool {
+        self.ranks != Some(1) && self.meet.as_ref().is_some_and(|meet| meet.starts_with("file://"))
+    }
+
     /// The commands, with a word in front of each where there are several.
     pub(super) fn commands(&self, config: &str) -> Vec<String> {
         let train = format!("hetseq train {config}{}", self.extra);
@@ -104,11 +118,11 @@ impl Launch {
             return vec![format!("{one_each} {train}")];
         }
         let Some(meet) = self.meet.as_ref().filter(|_| self.ranks != Some(1)) else { return vec![train] };
-        let line = |rank: String, ranks: String| {
-            format!(
-                "{train} --distributed-init-method {meet} --distributed-world-size {ranks} --distributed-rank {rank}"
-            )
-        };
+        let train = format!("{train} --distributed-init-method {meet} --distributed-world-size");
+        if self.meets_in_directory() {
+            return vec![format!("{train} {}", self.ranks.map_or("MACHINES".to_owned(), |ranks| ranks.to_string()))];
+        }
+        let line = |rank: String, ranks: String| format!("{train} {ranks} --distributed-rank {rank}");
         match self.ranks {
             Some(ranks) if ranks <= 8 => (0..ranks).map(|rank| line(rank.to_string(), ranks.to_string())).collect(),
             Some(ranks) => vec![line(format!("R    # R from 0 to {}", ranks - 1), ranks.to_string())],
@@ -161,9 +175,19 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_file_or_an_unknown_number_of_machines_is_said() {
-        let file = launched("train.py --distributed-init-method file:///x/y --distributed-world-size 8");
-        assert!(file.remarks[0].starts_with("file:///x/y: ranks meet at tcp://"), "{:?}", file.remarks);
-        assert!(file.commands("r.toml")[0].contains("--distributed-world-size MACHINES --distributed-rank R"));
+    fn ranks_that_meet_in_a_directory_need_no_numbers() {
+        let file = "train.py --distributed-init-method file:///x/y --distributed-world-size 8 --distributed-rank 4";
+        let line = "hetseq train r.toml --distributed-init-method file:///x/y --distributed-world-size";
+        let two = launched(&format!("{file} --distributed-gpus 4"));
+        assert_eq!(two.commands("r.toml"), [format!("{line} 2")]);
+        assert!(two.remarks[0].starts_with("file:///x/y is a directory here"), "{:?}", two.remarks);
+        assert_eq!(launched(file).commands("r.toml"), [format!("{line} MACHINES")]);
+    }
+
+    #[test]
+    fn an_unknown_address_or_number_of_machines_is_said() {
+        let unknown = launched("train.py --distributed-init-method env:// --distributed-world-size 8");
+        assert!(unknown.remarks[0].starts_with("env://: ranks meet at tcp://"), "{:?}", unknown.remarks);
+        assert!(unknown.commands("r.toml")[0].contains("--distributed-world-size MACHINES --distributed-rank R"));
     }
 }

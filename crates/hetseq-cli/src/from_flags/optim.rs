@@ -7,11 +7,14 @@ use super::translate::Translation;
 
 pub(super) fn optim(given: &Given, to: &mut Translation) {
     optimizer(given, to);
-    let rates = rates(given, to);
-    let first = rates.first().copied().unwrap_or(0.25);
-    let how = if given.has("lr") { "--lr" } else { "their default" };
-    to.set("optim.lr", float(first), how);
-    schedule(given, &rates, to);
+    if to.get("optim.relative_step") == Some("true") {
+        to.doubt("--relative-step", "makes its own rate: --lr and a schedule are left out");
+    } else {
+        let rates = rates(given, to);
+        let how = if given.has("lr") { "--lr" } else { "their default" };
+        to.set("optim.lr", float(rates[0]), how);
+        schedule(given, &rates, to);
+    }
     clipping(given, to);
 }
 
@@ -24,11 +27,12 @@ fn number(given: &Given, name: &str, to: &mut Translation) -> Option<f64> {
     number
 }
 
+/// At least one.
 fn rates(given: &Given, to: &mut Translation) -> Vec<f64> {
-    let Some(text) = given.value("lr") else { return Vec::new() };
+    let Some(text) = given.value("lr") else { return vec![0.25] };
     numbers::list(text).unwrap_or_else(|| {
         to.doubt(format!("--lr {text}"), "is not a number; set optim.lr");
-        Vec::new()
+        vec![0.25]
     })
 }
 
@@ -57,9 +61,9 @@ fn optimizer(given: &Given, to: &mut Translation) {
     match theirs {
         "nag" | "sgd" => {
             let default = if theirs == "nag" { 0.99 } else { 0.0 };
-            let momentum = number(given, "momentum", to);
-            to.set("optim.momentum", float(momentum.unwrap_or(default)), "--momentum, or their default");
-            if theirs == "nag" {
+            let momentum = number(given, "momentum", to).unwrap_or(default);
+            to.set("optim.momentum", float(momentum), "--momentum, or their default");
+            if theirs == "nag" && momentum != 0.0 {
                 to.set("optim.nesterov", "true".to_owned(), "nag is Nesterov's");
             }
         }
@@ -72,8 +76,10 @@ fn optimizer(given: &Given, to: &mut Translation) {
                     _ => to.doubt(format!("--adam-betas {text}"), "are not two numbers; they were left out"),
                 }
             }
+            eps(given, to);
         }
         "adadelta" => {
+            eps(given, to);
             if let Some(rho) = number(given, "adadelta-rho", to) {
                 to.set("optim.rho", float(rho), "--adadelta-rho");
             }
@@ -81,11 +87,14 @@ fn optimizer(given: &Given, to: &mut Translation) {
         "adafactor" => adafactor(given, to),
         _ => {}
     }
-    if let Some(eps) = number(given, "adam-eps", to) {
-        to.set("optim.eps", float(eps), "as theirs");
-    }
     if let Some(decay) = decay {
         to.set("optim.weight_decay", float(decay), "--weight-decay; biases and norms never decay here");
+    }
+}
+
+fn eps(given: &Given, to: &mut Translation) {
+    if let Some(eps) = number(given, "adam-eps", to) {
+        to.set("optim.eps", float(eps), "as theirs");
     }
 }
 
@@ -95,14 +104,22 @@ fn adafactor(given: &Given, to: &mut Translation) {
             to.set(&format!("optim.{ours}"), float(value), format!("--{theirs}"));
         }
     }
-    if let Some([first, second]) = given.value("adafactor-eps").and_then(numbers::list).as_deref() {
-        to.set("optim.eps", format!("[{}, {}]", float(*first), float(*second)), "--adafactor-eps");
+    if let Some(text) = given.value("adafactor-eps") {
+        match numbers::list(text).as_deref() {
+            Some([first, second]) => {
+                to.set("optim.eps", format!("[{}, {}]", float(*first), float(*second)), "--adafactor-eps");
+            }
+            _ => to.doubt(format!("--adafactor-eps {text}"), "are not two numbers; they were left out"),
+        }
     }
     // Off unless typed there, on unless set here.
-    for (theirs, ours) in
-        [("scale-parameter", "scale_parameter"), ("relative-step", "relative_step"), ("warmup-init", "warmup_init")]
-    {
-        to.set(&format!("optim.{ours}"), given.has(theirs).to_string(), format!("--{theirs}"));
+    let is_relative = given.has("relative-step");
+    for (theirs, ours, is_on) in [
+        ("scale-parameter", "scale_parameter", given.has("scale-parameter")),
+        ("relative-step", "relative_step", is_relative),
+        ("warmup-init", "warmup_init", is_relative && given.has("warmup-init")),
+    ] {
+        to.set(&format!("optim.{ours}"), is_on.to_string(), format!("--{theirs}"));
     }
 }
 
@@ -150,9 +167,6 @@ fn schedule(given: &Given, rates: &[f64], to: &mut Translation) {
     if rates.len() > 1 {
         to.doubt("--lr with several rates", format!("the first is used: {theirs} takes one"));
     }
-    if let Some(typed) = given.typed("force-anneal").or(given.typed("lr-shrink")).filter(|_| theirs != "fixed") {
-        to.doubt(typed.shown.clone(), "only --lr-scheduler fixed shrinks its rate here");
-    }
     let value = match (table.is_empty(), kind) {
         (true, kind) => format!("\"{kind}\""),
         (false, kind) => format!("{{ kind = \"{kind}\", {} }}", table.join(", ")),
@@ -179,14 +193,21 @@ fn cosine(given: &Given, rates: &[f64], warmup: i64, table: &mut Vec<String>, to
 
 /// One rate per epoch; the last one stays, or shrinks from an epoch on.
 fn rate_per_epoch(given: &Given, rates: &[f64], mut table: Vec<String>, why: String, to: &mut Translation) {
-    if rates.len() > 1 {
-        let list: Vec<String> = rates.iter().map(|rate| float(*rate)).collect();
-        to.set("optim.lr", format!("[{}]", list.join(", ")), "--lr: a rate per epoch, the last one stays");
-    }
+    let mut rates = rates.to_vec();
     if let Some(from) = given.value("force-anneal").and_then(numbers::whole).filter(|&from| from > 0) {
         let shrink = number(given, "lr-shrink", to).unwrap_or(0.1);
-        table.push(format!("shrink = {}, shrink_from_epoch = {from}", float(shrink)));
+        table.push(format!("shrink = {}", float(shrink)));
+        // Theirs may begin to shrink before the list is at its end, ours begins after it.
+        if from as usize > rates.len() {
+            table.push(format!("shrink_from_epoch = {from}"));
+        } else if let Some(last) = rates.last().copied() {
+            rates.truncate(from as usize - 1);
+            rates.push(last * shrink);
+        }
     }
+    let list: Vec<String> = rates.iter().map(|rate| float(*rate)).collect();
+    let value = if let [one] = &list[..] { one.clone() } else { format!("[{}]", list.join(", ")) };
+    to.set("optim.lr", value, "--lr: a rate per epoch, the last one stays or shrinks");
     table.insert(0, "kind = \"epochs\"".to_owned());
     to.set("optim.schedule", format!("{{ {} }}", table.join(", ")), why);
 }

@@ -69,8 +69,7 @@ impl Reader<'_> {
                 }
                 '#' if self.word.is_none() => while self.rest.next_if(|&next| next != '\n').is_some() {},
                 ' ' | '\t' | '\r' => self.end_word(),
-                '\n' | ';' | '|' => self.end_command(),
-                '&' => self.end_command(),
+                '\n' | ';' | '|' | '&' => self.end_command(),
                 '<' | '>' => self.redirect(),
                 other => self.push(other),
             }

@@ -10,14 +10,8 @@ use super::report;
 use super::shell;
 use super::translate::{Outside, Translation, translate};
 
-const MNIST: &str = "$ DIST=~/hetseq
-    $ python3 ${DIST}/train.py  \\
-        --task mnist  --optimizer adadelta --lr-scheduler PolynomialDecayScheduler  \\
-        --data ${DIST}  --clip-norm 100 \\
-        --max-sentences 64  --fast-stat-sync --max-epoch 20 --update-freq 1  \\
-        --valid-subset test --num-workers 4 \\
-        --warmup-updates 0  --total-num-update 50000 --lr 1.01  \\
-        --distributed-world-size 1 --device-id 0 --save-dir mnist_single_node";
+/// As the original documents it for one machine; `tests/it/from_flags.rs` trains what becomes of it.
+const MNIST: &str = include_str!("../../tests/fixtures/original-mnist.sh");
 
 const BERT: &str = "DIST=/d
     python3 ${DIST}/train.py --task bert --data ${DIST}/test_128/ --dict ${DIST}/vocab.txt \\
@@ -39,8 +33,15 @@ fn translated(line: &str) -> Translation {
     translate(&given, &Outside { tasks: &["images", "bert-pretrain"], world: None, has_idx: &has_idx })
 }
 
-/// `section.key` to value, as the written file has it.
+/// `section.key` to value, as the written file has it, which is one that a run could begin with.
 fn keys(line: &str) -> BTreeMap<String, Value> {
+    let text = report::toml(&translated(line), line);
+    let config: Result<Config<Table>, _> = ConfigSource::from_text("run.toml", text.clone(), &[]).parse();
+    assert!(config.is_ok(), "{line}: {:?}\n{text}", config.err());
+    written(line)
+}
+
+fn written(line: &str) -> BTreeMap<String, Value> {
     let table: Table = report::toml(&translated(line), line).parse().unwrap();
     let keys_of = |(section, table): (String, Value)| match table {
         Value::Table(table) => {
@@ -151,6 +152,7 @@ fn learning_rates_and_schedules() {
             "{ kind = 'epochs', warmup_updates = 7, shrink = 0.5, shrink_from_epoch = 5 }",
         ),
         ("--lr 0.25 --fa 5", "{ kind = 'epochs', shrink = 0.1, shrink_from_epoch = 5 }"),
+        ("--lr 0.25 --fa 1", "{ kind = 'epochs', shrink = 0.1 }"),
         ("--lr 0.1", "'constant'"),
         ("--lr 0.1 --lr-scheduler inverse_sqrt", "{ kind = 'inverse-sqrt', warmup_updates = 4000 }"),
         (
@@ -167,8 +169,15 @@ fn learning_rates_and_schedules() {
         let expected: Table = format!("x = {schedule}").parse().unwrap();
         assert_eq!(keys["optim.schedule"], expected["x"], "{flags}");
     }
-    let keys = keys("fairseq-train x --max-sentences 8 --max-epoch 1 --lr 0.25,0.1,0.05");
-    assert_eq!(keys["optim.lr"].to_string(), "[0.25, 0.1, 0.05]");
+    // Theirs shrinks the last rate from the epoch it is told, also before the list has come to its end.
+    for (flags, rates) in [
+        ("--lr 0.25,0.1,0.05", "[0.25, 0.1, 0.05]"),
+        ("--lr 0.25,0.1,0.04 --fa 2 --lr-shrink 0.5", "[0.25, 0.02]"),
+        ("--lr 0.5 --fa 1 --lr-shrink 0.5", "0.25"),
+    ] {
+        let keys = keys(&format!("fairseq-train x --max-sentences 8 --max-epoch 1 {flags}"));
+        assert_eq!(keys["optim.lr"].to_string(), rates, "{flags}");
+    }
 }
 
 #[test]
@@ -182,9 +191,14 @@ fn optimizers() {
             "name = 'adadelta'\nrho = 0.8\neps = 1e-5\nlr = 1.0",
         ),
         ("--optimizer lamb --adam-betas 0.8,0.9 --lr 1", "name = 'lamb'\nbetas = [0.8, 0.9]\nlr = 1.0"),
+        ("--optimizer nag --momentum 0 --lr 1", "name = 'sgd'\nmomentum = 0.0\nlr = 1.0"),
         (
-            "--optimizer adafactor --relative-step --adafactor-eps '(1e-30, 1e-3)' --lr 1",
-            "name = 'adafactor'\nrelative_step = true\nscale_parameter = false\nwarmup_init = false\neps = [1e-30, 1e-3]\nlr = 1.0",
+            "--optimizer adafactor --relative-step --warmup-init --adafactor-eps '(1e-30, 1e-3)' --lr 1",
+            "name = 'adafactor'\nrelative_step = true\nscale_parameter = false\nwarmup_init = true\neps = [1e-30, 1e-3]",
+        ),
+        (
+            "--optimizer adafactor --warmup-init --scale-parameter --adam-eps 1e-8 --lr 1",
+            "name = 'adafactor'\nrelative_step = false\nscale_parameter = true\nwarmup_init = false\nlr = 1.0",
         ),
     ] {
         let mut keys = keys(&format!("fairseq-train x --max-sentences 8 --max-epoch 1 {flags}"));
@@ -199,7 +213,7 @@ fn optimizers() {
 #[test]
 fn checkpoints_and_validation() {
     for (flags, expected) in [
-        ("--no-save --disable-validation", "'checkpoint.every' = 'never'\n'valid.every' = 'never'"),
+        ("--no-save --disable-validation --patience 3", "'checkpoint.every' = 'never'\n'valid.every' = 'never'"),
         (
             "--save-interval-updates 500 --keep-interval-updates 2",
             "'checkpoint.every' = '500 updates'\n'checkpoint.keep' = 2\n'valid.every' = '500 updates'",
@@ -231,12 +245,51 @@ fn what_is_missing_or_no_number_is_for_a_person() {
             "no end",
         ],
     );
-    let keys = keys(line);
+    let keys = written(line);
     assert_eq!((&keys["batch.global"], &keys["run.max_epochs"]), (&Value::Integer(32), &Value::Integer(100)));
     assert_doubts(
         "train.py --task mnist --data ${NOWHERE} --max-sentences 8 --max-epoch 1 --cpu --keep-last-epochs 2",
         &["${NOWHERE}", "task.data"],
     );
+}
+
+#[test]
+fn what_has_no_effect_or_no_meaning_is_told() {
+    for (flags, expected) in [
+        ("--optimizer adam --momentum 0.9 --adadelta_rho 0.8", &["--momentum 0.9", "--adadelta_rho 0.8"][..]),
+        ("--optimizer adafactor --adam-eps 1e-8 --warmup-init", &["--adam-eps 1e-8", "--warmup-init"]),
+        ("--optimizer adafactor --relative-step --lr 1", &["--relative-step", "--lr 1"]),
+        ("--optimizer adafactor --adafactor-eps 1e-30", &["--adafactor-eps 1e-30"]),
+        ("--lr-scheduler inverse_sqrt --power 2 --force-anneal 3", &["--power 2", "--force-anneal 3"]),
+        ("--lr-shrink 0.5 --max-lr 1 --distributed-port 1", &["--lr-shrink 0.5", "--max-lr 1", "--distributed-port 1"]),
+        ("--disable-validation --patience 3 --validate-interval 2", &["--patience 3", "--validate-interval 2"]),
+        (
+            "--seed -7 --warmup-updates -5 --max-epoch -2 --min-lr -3",
+            &["--seed -7", "--warmup-updates -5", "--max-epoch -2", "--min-lr -3"],
+        ),
+        ("--warmup-updates soon --save-interval 1.5", &["--warmup-updates soon", "--save-interval 1.5"]),
+        ("--keep-last-epochs -1 --patience -1 --min-lr -1 --warmup-updates 0", &[]),
+        ("--power", &["--power"]),
+    ] {
+        let line =
+            format!("fairseq-train x --task images --max-sentences 8 --max-update 9 --cpu --clip-norm 1 {flags}");
+        let translation = translated(&line);
+        let ours = ["old checkpoints", "task.data"];
+        let doubts = translation.doubts.iter().map(|(what, _)| what.as_str()).filter(|what| !ours.contains(what));
+        assert_eq!(doubts.collect::<Vec<_>>(), expected, "{flags}");
+        keys(&line);
+    }
+}
+
+#[test]
+fn nothing_breaks_out_of_a_comment() {
+    let line = "fairseq-train x --max-update 9 --max-sentences 8 --save-dir 'a\n[comm]\tencrypt = true \u{1b}[31m\u{7f}' \
+                --task 'x\n[debug]' --optimizer 'y\r\nlr = 7'";
+    let keys = keys(line);
+    assert_eq!(keys["run.dir"].as_str(), Some("a\n[comm]\tencrypt = true \u{1b}[31m\u{7f}"));
+    assert!(keys.keys().all(|key| !key.starts_with("comm") && !key.starts_with("debug")), "{keys:?}");
+    let told = report::lines(&translated(line), "fairseq", "run.toml", true);
+    assert!(told.iter().all(|line| !line.contains(char::is_control)), "{told:?}");
 }
 
 #[test]

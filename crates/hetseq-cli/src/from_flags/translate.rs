@@ -4,7 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::command::{Given, Typed};
-use super::flags::{Becomes, Kind};
+use super::flags::{Becomes, Kind, Takes};
 use super::{launch, numbers, optim};
 
 /// A run of ours, and what to tell about it.
@@ -60,6 +60,11 @@ impl Translation {
         self.doubts.push((what.into(), know.into()));
     }
 
+    /// Takes a key out again.
+    fn remove(&mut self, path: &str) {
+        self.entries.retain(|entry| format!("{}.{}", entry.section, entry.key) != path);
+    }
+
     /// The value of a key that was set.
     pub(super) fn get(&self, path: &str) -> Option<&str> {
         let (section, key) = path.split_once('.')?;
@@ -93,13 +98,30 @@ pub(super) fn translate(given: &Given, outside: &Outside<'_>) -> Translation {
     validation(given, &mut to);
     checkpoints(given, &mut to);
     end(given, &mut to);
+    for typed in given.flags.iter().filter(|typed| !given.is_seen(typed)) {
+        let is_told = to.doubts.iter().any(|(told, _)| *told == typed.shown);
+        if let Becomes::Joins(what) = typed.flag.becomes
+            && !is_told
+        {
+            to.doubt(typed.shown.clone(), format!("has no effect beside the other flags; it is for {what}"));
+        }
+    }
     to
 }
 
 /// What needs no other flag to be understood.
 fn one_flag(typed: &Typed, to: &mut Translation) {
+    let is_missing = typed.value.is_none() && typed.flag.takes.needs_value();
     let (key, kind) = match typed.flag.becomes {
-        Becomes::Joins(_) => return,
+        Becomes::Joins(_) if is_missing => return to.doubt(typed.shown.clone(), "has no value"),
+        Becomes::Joins(_) => {
+            if let Some(problem) =
+                typed.value.as_deref().filter(|_| typed.flag.takes == Takes::Count).and_then(no_count)
+            {
+                to.doubt(typed.shown.clone(), problem);
+            }
+            return;
+        }
         Becomes::Unneeded(why) => return to.unneeded.push((typed.shown.clone(), why.to_owned())),
         Becomes::Look(why) => return to.doubt(typed.shown.clone(), why),
         Becomes::Key(key, kind) => (key, kind),
@@ -110,14 +132,27 @@ fn one_flag(typed: &Typed, to: &mut Translation) {
         Kind::Text => to.set_text(key, text, why),
         Kind::Count | Kind::Limit => match numbers::whole(text) {
             Some(number) if number > 0 || kind == Kind::Count && number == 0 => to.set(key, number.to_string(), why),
-            Some(_) => {}
+            Some(0 | -1) if kind == Kind::Limit => {}
+            Some(_) => to.doubt(why, BELOW_ZERO),
             None => to.doubt(why, format!("is not a whole number; set {key} by hand")),
         },
         Kind::Bound => match numbers::one(text) {
             Some(number) if number > 0.0 => to.set(key, numbers::float(number), why),
-            Some(_) => {}
+            Some(number) if number == 0.0 || number == -1.0 => {}
+            Some(_) => to.doubt(why, BELOW_ZERO),
             None => to.doubt(why, format!("is not a number; set {key} by hand")),
         },
+    }
+}
+
+const BELOW_ZERO: &str = "is below zero; it was left out";
+
+/// Why a value is not a count, not even one that means none.
+fn no_count(text: &str) -> Option<&'static str> {
+    match numbers::whole(text) {
+        None => Some("is not a whole number; it was left out"),
+        Some(number) if number < -1 => Some(BELOW_ZERO),
+        Some(_) => None,
     }
 }
 
@@ -230,6 +265,10 @@ fn validation(given: &Given, to: &mut Translation) {
     let every = |name: &str| given.value(name).and_then(numbers::whole).filter(|&number| number > 0);
     if given.has("disable-validation") {
         to.set_text("valid.every", "never", "--disable-validation");
+        if let Some(patience) = to.get("valid.patience").map(str::to_owned) {
+            to.remove("valid.patience");
+            to.doubt(format!("--patience {patience}"), "counts validations, and there are none; it was left out");
+        }
     } else if let Some(updates) = every("validate-interval-updates").or(every("save-interval-updates")) {
         to.set_text("valid.every", &interval(updates, "update"), "every so many updates, as theirs");
     } else if let Some(epochs) = every("validate-interval") {

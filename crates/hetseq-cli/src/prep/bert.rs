@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hetseq_data::DataError;
-use hetseq_data::error::CorpusError;
 use hetseq_data::prep::{Hdf5Settings, PrepFormat, PrepSettings, Prepared, VocabularySource, Watch, prepare};
 use hetseq_data::source::corpus::{Manifest, TextCounts};
 use hetseq_data::source::text::SentenceStyle;
@@ -22,12 +20,13 @@ use crate::stopped;
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
 pub(super) fn prep(args: &PrepBertArgs) -> anyhow::Result<ExitCode> {
-    let settings = settings(args);
+    let settings = settings(args)?;
     let progress = Progress::new()?;
     let started = Instant::now();
-    let prepared = prepare(&settings, &progress).map_err(usage)?;
+    let prepared = prepare(&settings, &progress);
+    // Also after an error, which would else stand behind what is left of the bar.
     progress.end();
-    let Prepared::Finished { manifest, was_there } = prepared else {
+    let Prepared::Finished { manifest, was_there } = prepared? else {
         say("stopped; the same command goes on from here");
         return Ok(stopped());
     };
@@ -40,30 +39,23 @@ pub(super) fn prep(args: &PrepBertArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What cannot be meant, or not with this directory, is the user's to change.
-fn usage(error: DataError) -> anyhow::Error {
-    match error {
-        DataError::Corpus(
-            CorpusError::BadSetting { .. } | CorpusError::OtherSettings { .. } | CorpusError::NotEmpty { .. },
-        ) => UsageError(error.to_string()).into(),
-        error => error.into(),
-    }
-}
-
-fn settings(args: &PrepBertArgs) -> PrepSettings {
+fn settings(args: &PrepBertArgs) -> Result<PrepSettings, UsageError> {
     let vocabulary = match (&args.vocab, &args.tokenizer) {
         (Some(path), _) => VocabularySource::Vocabulary { path: path.clone(), cased: args.cased },
         (None, Some(path)) => VocabularySource::Tokenizer { path: path.clone() },
         (None, None) => VocabularySource::Trained { size: args.vocab_size, cased: args.cased },
     };
-    let format = match args.format {
-        FormatArg::Compact => PrepFormat::Compact,
-        FormatArg::Hdf5 => PrepFormat::Hdf5(Hdf5Settings {
-            max_seq_length: args.max_seq_length,
-            max_predictions: args.max_predictions,
-            dupe_factor: args.dupe_factor,
-            short_seq_prob: args.short_seq_prob,
-            whole_word: args.whole_word,
+    let format = match (args.format, args.hdf5.typed()) {
+        (FormatArg::Compact, Some(flag)) => {
+            return Err(UsageError(format!("{flag} only counts with --format hdf5; a task sets it when it trains")));
+        }
+        (FormatArg::Compact, None) => PrepFormat::Compact,
+        (FormatArg::Hdf5, _) => PrepFormat::Hdf5(Hdf5Settings {
+            max_seq_length: args.hdf5.max_seq_length.unwrap_or(128),
+            max_predictions: args.hdf5.max_predictions.unwrap_or(20),
+            dupe_factor: args.hdf5.dupe_factor.unwrap_or(5),
+            short_seq_prob: args.hdf5.short_seq_prob.unwrap_or(0.1),
+            whole_word: args.hdf5.whole_word,
         }),
     };
     let sentences = match args.sentences {
@@ -72,7 +64,7 @@ fn settings(args: &PrepBertArgs) -> PrepSettings {
         SentencesArg::Paragraphs => Some(SentenceStyle::Paragraphs),
         SentencesArg::Wrapped => Some(SentenceStyle::Wrapped),
     };
-    PrepSettings {
+    Ok(PrepSettings {
         inputs: args.inputs.clone(),
         valid: args.valid.clone(),
         valid_fraction: args.valid_fraction,
@@ -82,7 +74,7 @@ fn settings(args: &PrepBertArgs) -> PrepSettings {
         format,
         shard_mib: args.shard_mb,
         seed: args.seed,
-    }
+    })
 }
 
 fn summary(settings: &PrepSettings, manifest: &Manifest, was_there: bool, seconds: f64) -> Vec<String> {

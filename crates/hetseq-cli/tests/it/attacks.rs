@@ -160,7 +160,7 @@ fn while_the_ranks_meet() {
     let mut cluster = Cluster::new();
     job.start_rank(0, &mut cluster);
     let strangers = attack(&job, &said);
-    sleep(Duration::from_millis(500));
+    cluster.wait_for_words("too many connections at once");
     job.start_rank(1, &mut cluster);
     let ended = cluster.wait(SOON);
     drop(strangers);

@@ -223,11 +223,16 @@ impl Cluster {
         });
     }
 
-    /// Send a signal, by name. (`sh`, because the call itself is unsafe in Rust.)
+    /// Send a signal, by name.
     pub(crate) fn signal(&self, member: usize, signal: &str) {
+        send(signal, self.members[member].id());
+    }
+
+    /// The processes that one of them has started itself.
+    pub(crate) fn children(&self, member: usize) -> Vec<u32> {
         let pid = self.members[member].id();
-        let sent = Command::new("sh").arg("-c").arg(format!("kill -s {signal} {pid}")).status().unwrap();
-        assert!(sent.success(), "signalling {pid}");
+        let pids = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
     }
 
     /// `kill -9` of every process at once.
@@ -269,6 +274,12 @@ impl Cluster {
         let read = |member| fs::read_to_string(self.log(member, "err")).unwrap_or_default();
         (0..self.members.len()).map(|member| format!("process {member}:\n{}\n", read(member))).collect()
     }
+}
+
+/// A signal, by name. (`sh`, because the call itself is unsafe in Rust.)
+pub(crate) fn send(signal: &str, pid: u32) {
+    let sent = Command::new("sh").arg("-c").arg(format!("kill -s {signal} {pid}")).status().unwrap();
+    assert!(sent.success(), "signalling {pid}");
 }
 
 impl Drop for Cluster {

@@ -143,14 +143,6 @@ fn damaged() -> (TempDir, [PathBuf; 2]) {
     (dir, [jpeg, png])
 }
 
-fn warnings(dir: &RunDir) -> Vec<String> {
-    let warning = |event| match event {
-        Event::Warning { message } => Some(message),
-        _ => None,
-    };
-    dir.events().into_iter().filter_map(warning).collect()
-}
-
 #[test]
 fn damaged_files_are_named_once_and_left_out() {
     let (data, [jpeg, png]) = damaged();
@@ -161,7 +153,7 @@ fn damaged_files_are_named_once_and_left_out() {
         let job = train(&dir, data.path(), 15).set("valid.every", "1 epoch").ranks(ranks);
         let ended = job.run();
         assert!(ended.iter().all(|rank| rank.code() == Some(0)), "{ended:#?}");
-        let warnings = warnings(&dir);
+        let warnings = dir.warnings();
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         let told = [(&jpeg, "is a truncated JPEG file"), (&png, "is not an image")];
         for (warning, (path, what)) in warnings.iter().zip(told) {

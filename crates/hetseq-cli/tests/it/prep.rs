@@ -58,7 +58,7 @@ fn text_becomes_a_corpus_that_can_be_checked_and_timed() {
     bytes[200] ^= 1;
     fs::write(&shard, bytes).unwrap();
     let ended = Job::new(["prep", "verify", &out]).run().remove(0);
-    assert_eq!(ended.code(), Some(1));
+    assert_eq!(ended.code(), Some(2));
     assert!(ended.stderr.contains("train-00000.tokens") && ended.stderr.contains("checksum"), "{}", ended.stderr);
 }
 
@@ -81,5 +81,31 @@ fn masked_shards_and_what_is_refused() {
         assert!(ended.stderr.contains(part), "{}", ended.stderr);
     }
     let ended = Job::new(["prep", "verify", &out, "--vocab-size", "100"]).run().remove(0);
-    assert!(ended.code() == Some(1) && ended.stderr.contains("has only 100 tokens"), "{}", ended.stderr);
+    assert!(ended.code() == Some(2) && ended.stderr.contains("has only 100 tokens"), "{}", ended.stderr);
+}
+
+#[test]
+fn what_is_not_there_or_not_meant_is_usage() {
+    let dir = place("prep-wrong");
+    let nowhere = dir.join("nowhere").display().to_string();
+    let text = dir.join("text.txt").display().to_string();
+    let out = dir.join("out").display().to_string();
+    let bert = |more: &[&str]| [&["prep", "bert"][..], more].concat().iter().map(|arg| (*arg).to_owned()).collect();
+    let words = |line: &str| line.split(' ').map(|arg| arg.replace("DIR", &nowhere)).collect();
+    let wrong: [(Vec<String>, &str); 9] = [
+        (words("prep verify DIR"), "there is no directory"),
+        (words("bench data DIR"), "there is no directory"),
+        (bert(&[&nowhere, "--output", &out]), "there is no file or directory"),
+        (bert(&[&text, "--output", &out, "--valid", &nowhere]), "there is no file or directory"),
+        (bert(&[&text, "--output", &out, "--vocab", &nowhere]), "nowhere"),
+        (bert(&[&text, "--output", &text]), "text.txt"),
+        (bert(&[&text, "--output", &out, "--dupe-factor", "2"]), "--dupe-factor only counts with --format hdf5"),
+        (bert(&[&text, "--output", &out, "--whole-word"]), "--whole-word only counts with --format hdf5"),
+        (words("bench data --seconds nan"), "say a number from 0 to 86400"),
+    ];
+    for (args, part) in wrong {
+        let ended = Job::new(&args).run().remove(0);
+        assert_eq!(ended.code(), Some(2), "{args:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(part) && !ended.stderr.contains("metadata"), "{args:?}: {}", ended.stderr);
+    }
 }

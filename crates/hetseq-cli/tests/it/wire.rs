@@ -52,22 +52,8 @@ fn ranks_that_would_travel_differently_are_refused() {
     let dir = RunDir::new();
     let job = shipped(&dir, 3).ranks(2).set_on(1, "comm.wire", "bf16");
     let ended = job.run();
-    assert!(codes(&ended).iter().all(|code| matches!(code, Some(1 | 2))), "{ended:#?}");
+    assert_eq!(codes(&ended), [Some(2); 2], "{ended:#?}");
     assert!(ended[1].stderr.contains("comm.wire"), "{ended:#?}");
     let wrong = shipped(&dir, 3).set("comm.wire", "bf16").set("comm.route", "ring").run();
     assert!(codes(&wrong) == [Some(2)] && wrong[0].stderr.contains("round at every hop"), "{wrong:#?}");
-}
-
-#[test]
-fn bench_comm_times_and_verifies() {
-    let job = Job::new(["bench", "comm", "--world", "3", "--mb", "0.1,2", "--rounds", "2", "--json"]);
-    let out = job.arg("--wire").arg("f32,bf16").arg("--route").arg("direct,ring").succeed();
-    let reports: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(reports.len(), 8);
-    for report in reports {
-        assert_eq!((report["world"].as_u64(), report["verified"].as_bool()), (Some(3), Some(true)));
-        assert!(report["median_ms"].as_f64().unwrap() > 0.0);
-    }
-    let wrong = Job::new(["bench", "comm", "--world", "1"]).run();
-    assert_eq!(codes(&wrong), [Some(2)]);
 }

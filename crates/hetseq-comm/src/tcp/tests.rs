@@ -45,6 +45,14 @@ fn barrier_after(bytes: &[u8]) -> String {
     text
 }
 
+/// One end of a connection as a wire, and the bare socket of the other.
+fn wire_and_socket(options: &Options) -> (Arc<Mutex<Wire>>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    (Wire::new(Connection { stream, seal: None }, GENERATION, &Pool::new(2), options).unwrap(), socket)
+}
+
 #[test]
 fn a_silent_peer_is_named_with_its_silence() {
     let (mut mesh, _socket) = rank_and_socket(&short(150, 60_000));
@@ -156,4 +164,30 @@ fn a_goodbye_is_answered_at_once() {
     mesh.part(End::Goodbye);
     assert!(start.elapsed() < Duration::from_secs(1));
     peer.join().unwrap();
+}
+
+#[test]
+fn one_that_has_ended_keeps_nobody_awake() {
+    for end in [End::Goodbye, End::Silent(Duration::from_millis(1))] {
+        let (wire, _socket) = wire_and_socket(&short(1, 60_000));
+        locked(&wire).end = Some(end);
+        std::thread::sleep(Duration::from_millis(5));
+        let start = Instant::now();
+        await_traffic(&[wire], start, Duration::from_millis(60));
+        assert!(start.elapsed() >= Duration::from_millis(60), "woke up after {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn an_abort_overtakes_what_has_not_begun_to_leave() {
+    let (wire, _socket) = wire_and_socket(&Options::default());
+    let mut wire = locked(&wire);
+    // More than the system's buffers take, so that one is cut in the middle and one has not begun.
+    let large = frame(Kind::Agree, false, vec![0; FRAME_LIMIT_BYTES]);
+    wire.push(&large);
+    wire.push(&large);
+    let begun = wire.queue[0].unwritten_bytes();
+    assert!(begun < wire.queue[1].unwritten_bytes() && !wire.has_room());
+    wire.farewell(&End::Aborted("enough".to_owned()));
+    assert_eq!(wire.queued_bytes(), begun + HEADER_BYTES + "enough".len());
 }

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
+    #[error("there is no file or directory {}; check the path of the text", .path.display())]
+    NoInput { path: PathBuf },
+
     #[error(
         "found no text in {}; give text files, or directories that hold .txt, .gz or files without an ending",
         .inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ")

@@ -10,12 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct Optim {
     pub name: OptimizerName,
     /// A number, or a list with one for each epoch. Only Adafactor can do without.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr: Option<BaseRate>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
     /// `epochs` if `lr` is a list, else `constant`, if not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleConfig>,
     #[serde(default = "default_momentum")]
     pub momentum: f32,
@@ -23,27 +20,17 @@ pub struct Optim {
     pub nesterov: bool,
     #[serde(default = "default_betas")]
     pub betas: [f64; 2],
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eps: Option<Eps>,
     #[serde(default)]
     pub weight_decay: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rho: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub always_adapt: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust_clip: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_threshold: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decay_rate: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beta1: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_parameter: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relative_step: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_init: Option<bool>,
 }
 
@@ -109,7 +96,10 @@ impl Optim {
         if self.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return Err("optim.clip_norm must be more than 0; leave it out for no clipping".to_owned());
         }
-        Ok(())
+        if let Some(base) = &self.lr {
+            self.schedule().validate(base).map_err(|error| error.to_string())?;
+        }
+        self.optimizer().validate().map_err(|error| error.to_string())
     }
 
     /// Whether `run.stop_min_lr` makes sense with these.
@@ -153,8 +143,8 @@ mod tests {
         let rates = [0, 1, 2].map(|epoch| by_epoch.scheduled_lr(100, Position { update: 7, epoch }));
         assert_eq!(rates, [0.25, 0.1, 0.1]);
         assert_eq!(optim("name = 'sgd'\nlr = 0.25").unwrap().schedule().kind, ScheduleKind::Constant);
-        let mixed = optim("name = 'sgd'\nlr = [0.25, 0.1]\nschedule = 'cosine'").unwrap();
-        assert!(mixed.schedule().validate(mixed.lr.as_ref().unwrap()).is_err());
+        let mixed = optim("name = 'sgd'\nlr = [0.25, 0.1]\nschedule = 'cosine'").unwrap_err();
+        assert!(mixed.starts_with("schedule: `lr` is a list"), "{mixed}");
     }
 
     #[test]
@@ -169,12 +159,11 @@ mod tests {
             ("name = 'adafactor'\nrelative_step = true\nlr = 1", "leave out optim.lr"),
             ("name = 'adafactor'\nschedule = 'cosine'", "give optim.lr too"),
             ("name = 'adam'\nlr = [1, -0.5]", "optim.lr = -0.5 must be zero or more"),
+            ("name = 'adam'\nlr = 1\nrelative_step = false", "it belongs to adafactor"),
         ] {
             let error = optim(text).unwrap_err();
             assert!(error.contains(told), "{text}: {error}");
         }
-        let foreign = optim("name = 'adam'\nlr = 1\nrelative_step = false").unwrap();
-        assert!(foreign.optimizer().validate().is_err());
     }
 
     #[test]

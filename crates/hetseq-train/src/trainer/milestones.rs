@@ -28,7 +28,7 @@ impl<T: Task> Trainer<T> {
         Ok(())
     }
 
-    /// Whether this is the best so far.
+    /// Whether this is the best so far: on all ranks or on none, as they hold the same numbers (`evaluate.rs`).
     fn validate(&mut self) -> Result<bool, TrainError> {
         let updates = self.state.cursor.updates;
         self.crew.group.at(format!("validation after {}", at_update(updates)));

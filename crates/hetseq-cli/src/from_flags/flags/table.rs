@@ -3,7 +3,7 @@
 
 use super::Becomes::{self, Joins, Key, Look, Unneeded};
 use super::Origin::{self, Both, Fairseq, Hetseq};
-use super::Takes::{self, Maybe, Nothing, Value};
+use super::Takes::{self, Count, Maybe, Nothing, Value};
 use super::{Flag, Kind};
 
 const fn flag(names: &'static [&'static str], takes: Takes, origin: Origin, becomes: Becomes) -> Flag {
@@ -14,9 +14,12 @@ const MODEL: &str = "the shape of the model is set in the [task] table";
 const TEXT: &str = "how text is read and prepared is set in the [task] table";
 const F32: &str = "everything is computed in 32 bits here, for now: the same result, more memory and time";
 const WEIGHTS: &str = "weights of other programs cannot be started from yet; a run resumes from its own checkpoints";
-const NETWORK: &str = "gradients travel over our own TCP links, summed exactly and in a fixed order";
+const NETWORK: &str = "gradients travel over our own TCP links, summed in a fixed order";
 const LAUNCH: &str = "the line that starts each rank, printed at the end";
 const SCHEDULE: &str = "`optim.schedule`";
+const POLYNOMIAL: &str = "`optim.schedule` for a polynomial decay";
+const COSINE: &str = "`optim.schedule` for `--lr-scheduler cosine`";
+const EPOCHS: &str = "`optim.schedule` for `--lr-scheduler fixed` with `--force-anneal`";
 const SERVICE: &str = "metrics.jsonl in the run directory has every figure";
 const ADAFACTOR: &str = "`optim`, with `optim.name = \"adafactor\"`";
 
@@ -119,13 +122,13 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
     // Batches.
     flag(
         &["max-sentences", "batch-size"],
-        Value,
+        Count,
         Both,
         Joins("`batch.global` (times GPUs and update-freq) and `batch.micro`"),
     ),
     flag(
         &["max-tokens"],
-        Value,
+        Count,
         Both,
         Joins("`batch.global` in tokens (times GPUs and update-freq) and `batch.max_tokens`"),
     ),
@@ -172,15 +175,13 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
     flag(&["optimizer"], Value, Both, Joins("`optim.name`; their adam decays weights as AdamW does")),
     flag(&["lr", "learning-rate"], Value, Both, Joins("`optim.lr`; a list is one rate per epoch")),
     flag(&["lr-scheduler"], Value, Both, Joins(SCHEDULE)),
-    flag(&["warmup-updates", "total-num-update", "end-learning-rate", "power"], Value, Both, Joins(SCHEDULE)),
-    flag(&["max-lr", "lr-period-updates"], Value, Fairseq, Joins("`optim.schedule` for `--lr-scheduler cosine`")),
+    flag(&["warmup-updates", "total-num-update"], Count, Both, Joins(SCHEDULE)),
+    flag(&["end-learning-rate", "power"], Value, Both, Joins(POLYNOMIAL)),
+    flag(&["max-lr"], Value, Fairseq, Joins(COSINE)),
+    flag(&["lr-period-updates"], Count, Fairseq, Joins(COSINE)),
     flag(&["warmup-init-lr"], Value, Fairseq, Look("warm-up begins at 0 here")),
-    flag(
-        &["force-anneal", "fa", "lr-shrink"],
-        Value,
-        Both,
-        Joins("`optim.schedule` with `kind = \"epochs\"` for `--lr-scheduler fixed`"),
-    ),
+    flag(&["force-anneal", "fa"], Count, Both, Joins(EPOCHS)),
+    flag(&["lr-shrink"], Value, Both, Joins(EPOCHS)),
     flag(
         &["t-mult", "lr-patience", "lr-threshold"],
         Value,
@@ -226,7 +227,7 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
         ),
     ),
     // Validation and checkpoints.
-    flag(&["validate-interval", "validate-interval-updates"], Value, Both, Joins("`valid.every`")),
+    flag(&["validate-interval", "validate-interval-updates"], Count, Both, Joins("`valid.every`")),
     flag(&["disable-validation"], Nothing, Both, Joins("`valid.every = \"never\"`")),
     flag(
         &["validate-after-updates", "fixed-validation-seed"],
@@ -235,8 +236,8 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
         Unneeded("validation is cheap, has no randomness, and may begin at once"),
     ),
     flag(&["save-dir"], Value, Both, Key("run.dir", Kind::Text)),
-    flag(&["save-interval", "save-interval-updates"], Value, Both, Joins("`checkpoint.every`")),
-    flag(&["keep-last-epochs", "keep-interval-updates"], Value, Both, Joins("`checkpoint.keep`")),
+    flag(&["save-interval", "save-interval-updates"], Count, Both, Joins("`checkpoint.every`")),
+    flag(&["keep-last-epochs", "keep-interval-updates"], Count, Both, Joins("`checkpoint.keep`")),
     flag(&["no-epoch-checkpoints"], Nothing, Both, Joins("`checkpoint.keep = 1`")),
     flag(
         &["keep-best-checkpoints"],
@@ -292,9 +293,10 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
         Joins("the same flag on the command line; or change `optim` in run.toml"),
     ),
     // Where.
-    flag(&["distributed-init-method", "distributed-world-size", "distributed-rank"], Value, Both, Joins(LAUNCH)),
-    flag(&["distributed-gpus"], Value, Hetseq, Joins(LAUNCH)),
-    flag(&["distributed-port", "distributed-num-procs", "nprocs-per-node"], Value, Fairseq, Joins(LAUNCH)),
+    flag(&["distributed-init-method"], Value, Both, Joins(LAUNCH)),
+    flag(&["distributed-world-size", "distributed-rank"], Count, Both, Joins(LAUNCH)),
+    flag(&["distributed-gpus"], Count, Hetseq, Joins(LAUNCH)),
+    flag(&["distributed-port", "distributed-num-procs", "nprocs-per-node"], Count, Fairseq, Joins(LAUNCH)),
     flag(&["device-id", "local_rank"], Value, Both, Unneeded("a process uses all devices that run.devices names")),
     flag(&["cpu"], Nothing, Both, Joins("`run.devices = \"cpu\"`")),
     flag(

@@ -33,7 +33,7 @@ pub struct TextFile {
 pub fn find(inputs: &[PathBuf]) -> Result<Vec<TextFile>, DataError> {
     let mut files = Vec::new();
     for input in inputs {
-        if fs::metadata(input).map_err(|reason| DataError::Io { path: input.clone(), reason })?.is_dir() {
+        if look_at(input)?.is_dir() {
             search(input, "", 0, &mut files)?;
         } else {
             let name = input.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -44,6 +44,13 @@ pub fn find(inputs: &[PathBuf]) -> Result<Vec<TextFile>, DataError> {
         return Err(CorpusError::NoText { inputs: inputs.to_vec() }.into());
     }
     Ok(files)
+}
+
+fn look_at(path: &Path) -> Result<std::fs::Metadata, DataError> {
+    fs::metadata(path).map_err(|reason| match reason.kind() {
+        std::io::ErrorKind::NotFound => CorpusError::NoInput { path: path.to_owned() }.into(),
+        _ => DataError::Io { path: path.to_owned(), reason },
+    })
 }
 
 fn search(dir: &Path, below: &str, depth: usize, files: &mut Vec<TextFile>) -> Result<(), DataError> {
@@ -64,7 +71,7 @@ fn search(dir: &Path, below: &str, depth: usize, files: &mut Vec<TextFile>) -> R
             continue;
         }
         let below = if below.is_empty() { name.to_string() } else { format!("{below}/{name}") };
-        if fs::metadata(&path).map_err(failed)?.is_dir() {
+        if look_at(&path)?.is_dir() {
             search(&path, &below, depth + 1, files)?;
         } else if is_text_name(Path::new(name.as_ref())) {
             files.push(TextFile::new(path, below)?);
@@ -83,8 +90,7 @@ fn is_text_name(name: &Path) -> bool {
 
 impl TextFile {
     fn new(path: PathBuf, name: String) -> Result<Self, DataError> {
-        let metadata = fs::metadata(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
-        Ok(TextFile { bytes: metadata.len(), path, name })
+        Ok(TextFile { bytes: look_at(&path)?.len(), path, name })
     }
 
     /// 16 hexadecimal digits of name, size and both ends: enough to notice that a restart has other input.
@@ -169,7 +175,8 @@ mod tests {
         let inputs = [dir.path().join("data.csv"), dir.path().to_owned()];
         let found: Vec<String> = find(&inputs).unwrap().into_iter().map(|file| file.name).collect();
         assert_eq!(found, ["data.csv", "a.txt", "b/10", "b/2.txt", "c.txt.gz"]);
-        assert!(find(&[dir.path().join("nowhere")]).unwrap_err().to_string().contains("nowhere"));
+        let missing = find(&[dir.path().join("nowhere")]).unwrap_err();
+        assert!(missing.is_usage() && missing.to_string().starts_with("there is no file or directory"), "{missing}");
         let empty = dir.path().join("b/.hidden/empty");
         std::fs::create_dir(&empty).unwrap();
         assert!(find(&[empty]).unwrap_err().to_string().contains("found no text"));

@@ -17,28 +17,22 @@ pub struct ImageConfig {
     #[serde(default = "sixty_four")]
     pub width: usize,
     /// How images enter a ResNet; by their size if not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stem: Option<StemName>,
     #[serde(default)]
     pub dropout: f32,
     /// Class folders: images are brought to this many pixels in both directions; 224 if not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_size: Option<usize>,
     /// Class folders: to validate, the shorter side becomes this long and the middle is cut out. If not given, 8/7 of
     /// `image_size` above 64 pixels, else `image_size`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resize: Option<usize>,
     /// Pixels (0 to 1) are shifted by this mean and divided by this deviation. If not given, those of the training images
     /// (idx files) or of ImageNet (class folders).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean: Option<PerColour>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub std: Option<PerColour>,
     /// Idx files: random shift and rotation of training images, keyed per epoch and sample.
     #[serde(default)]
     pub augment: Augment,
     /// Class folders: random crop and flip of training images, keyed per epoch and sample.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crop: Option<Crop>,
     /// What to do about an image file that cannot be read.
     #[serde(default)]
