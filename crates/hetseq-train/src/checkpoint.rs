@@ -182,7 +182,7 @@ impl Checkpoints {
     }
 
     /// Links are for people: a file system without them, or a full one, does not make a checkpoint worse.
-    fn link_from(&self, name: &str, update: u64) -> Option<String> {
+    pub(crate) fn link_from(&self, name: &str, update: u64) -> Option<String> {
         let error = self.link(name, update).err()?;
         Some(format!("the link {} could not be set: {error}", self.dir.join(name).display()))
     }

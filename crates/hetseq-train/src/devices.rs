@@ -48,7 +48,7 @@ enum Order<T: Task> {
 enum Answer {
     Ready,
     Trained(Work),
-    Evaluated(Totals),
+    Evaluated(Totals, Duration),
 }
 
 /// The sum over the local devices for one update.
@@ -139,14 +139,15 @@ impl<T: Task> Devices<T> {
         Ok(sum)
     }
 
-    pub(crate) fn evaluate(&self, jobs: Vec<Vec<Job<T>>>) -> Result<Vec<Totals>, TrainError> {
+    /// The sums of each device, and its own compute time.
+    pub(crate) fn evaluate(&self, jobs: Vec<Vec<Job<T>>>) -> Result<Vec<(Totals, Duration)>, TrainError> {
         for (worker, jobs) in self.workers.iter().zip(jobs) {
             worker.send(Order::Evaluate { jobs }, "evaluating")?;
         }
         let mut totals = Vec::new();
         for worker in &self.workers {
-            if let Answer::Evaluated(part) = worker.answer("evaluating")? {
-                totals.push(part);
+            if let Answer::Evaluated(part, compute) = worker.answer("evaluating")? {
+                totals.push((part, compute));
             }
         }
         Ok(totals)
@@ -229,7 +230,7 @@ impl<T: Task> Thread<T> {
                 }
                 Ok(Answer::Trained(work))
             }
-            Order::Evaluate { jobs } => replica.evaluate(&jobs).map(Answer::Evaluated),
+            Order::Evaluate { jobs } => replica.evaluate(&jobs).map(|(part, compute)| Answer::Evaluated(part, compute)),
         }
     }
 }

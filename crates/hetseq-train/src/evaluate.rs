@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use hetseq_comm::Group;
-use hetseq_data::{EpochPlan, GlobalBatch, Pace, PlanSpec, Split};
+use hetseq_data::{Costs, EpochPlan, GlobalBatch, Pace, PlanSpec, Split};
 use hetseq_metrics::Event;
 use serde::Serialize;
 
 use crate::crew::Crew;
 use crate::error::TrainError;
+use crate::header::DeviceTime;
 use crate::loader::{Loader, Order};
 use crate::replica::add;
-use crate::roster::undecodable;
+use crate::roster::{Caps, undecodable};
 use crate::skips::{self, Skipped};
-use crate::task::{Task, TaskError, Term, Totals, Which};
-use crate::trainer::{mean_losses, named, weighted};
+use crate::task::{Task, TaskError, Totals, Which};
+use crate::trainer::{mean_losses, named, weighted, work_of};
 
 /// What an evaluation found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -52,13 +53,13 @@ impl Evaluation {
 const ROUND_PER_DEVICE: usize = 128;
 
 /// The devices' present parameters on the validation samples; none if the task has no such samples. A collective: all
-/// ranks call it at the same point.
+/// ranks call it at the same point. `pace` is what is known of the devices' speeds, `batch` the global batch of training.
 pub(crate) fn evaluate<T: Task>(
     crew: &mut Crew<T>,
     loader: &Loader<T>,
-    pace: &Pace,
+    mut pace: Pace,
     split: Split,
-    terms: &[Term],
+    batch: GlobalBatch,
 ) -> Result<Option<Evaluation>, TrainError> {
     let started = Instant::now();
     let costs = crew.task.costs(Which::Valid);
@@ -68,26 +69,38 @@ pub(crate) fn evaluate<T: Task>(
     let round = ROUND_PER_DEVICE * crew.roster.members.len();
     let spec = PlanSpec { seed: 0, batch: GlobalBatch::Sequences(round), curriculum_epochs: 0, shuffle: false };
     let plan = EpochPlan::new(&costs, &spec, 0);
-    let order = |k: usize| -> Result<(), TrainError> {
+    let usual = usual_caps(batch, crew.roster.members.len(), &costs);
+    // Orders a round, and tells what this rank's devices will have computed in it.
+    let order = |crew: &Crew<T>, pace: &Pace, k: usize| -> Result<Vec<DeviceTime>, TrainError> {
         let update = plan.update(k);
         let tokens: Vec<u32> = update.samples.iter().map(|&sample| costs.tokens(sample)).collect();
-        let shares = crew.roster.share(pace, split, &tokens)?;
+        let shares = crew.roster.share(pace, split, &tokens, usual)?;
         let devices = crew.roster.my_micro_batches(&shares, update.samples);
-        loader.order(Order { which: Which::Valid, epoch: 0, devices })
+        loader.order(Order { which: Which::Valid, epoch: 0, devices })?;
+        Ok(shares[crew.roster.mine.clone()].iter().map(|share| work_of(share, &tokens)).collect())
     };
     let (mut totals, mut skipped) = (Totals::default(), Vec::new());
-    order(0)?;
+    let mut next = order(crew, &pace, 0)?;
     for k in 0..plan.updates() {
+        let mut times = std::mem::take(&mut next);
         let work = loader.take()?;
         skipped.extend(work.skipped);
         if k + 1 < plan.updates() {
-            order(k + 1)?;
+            next = order(crew, &pace, k + 1)?;
         }
-        for part in crew.devices.evaluate(work.devices)? {
+        for ((part, compute), time) in crew.devices.evaluate(work.devices)?.into_iter().zip(&mut times) {
+            time.micros = compute.as_micros() as u64;
             merge(&mut totals, part);
+        }
+        // Not only for the shares: a rank that waits for a slow one sees that it comes forward.
+        for (device, time) in exchange_times(&mut crew.group, &times)?.iter().enumerate() {
+            pace.observe(device, time.tokens, time.micros);
         }
     }
     let (totals, skipped) = exchange(crew, totals, skipped)?;
+    check(&totals, costs.samples() as u64, skipped.first())
+        .map_err(|reason| TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) })?;
+    let terms = &crew.task.terms();
     let means = mean_losses(&totals.losses, &totals.counts);
     let values = as_rank_0(&mut crew.group, crew.task.measure(&totals))?;
     let names = crew.task.metrics();
@@ -104,6 +117,42 @@ pub(crate) fn evaluate<T: Task>(
         seconds: started.elapsed().as_secs_f64(),
         skipped,
     }))
+}
+
+/// For devices without caps: micro-batches no larger than those of training with devices of equal speed, since that is what is
+/// known to fit.
+fn usual_caps(batch: GlobalBatch, devices: usize, costs: &Costs) -> Caps {
+    let per_device = |all: usize| u32::try_from(all.div_ceil(devices)).unwrap_or(u32::MAX);
+    match batch {
+        GlobalBatch::Sequences(all) => (None, Some(per_device(all))),
+        GlobalBatch::Tokens(all) => {
+            let longest = (0..costs.samples() as u32).map(|sample| costs.tokens(sample)).max().unwrap_or(0);
+            (Some(per_device(all).max(longest)), None)
+        }
+    }
+}
+
+/// Every sample counts once, and of some there must be something to learn: else a loss of nothing would be the best ever.
+fn check(totals: &Totals, samples: u64, skipped: Option<&Skipped>) -> Result<(), String> {
+    if totals.samples != samples {
+        return Err(format!("{} validation samples were computed, there are {samples}", totals.samples));
+    }
+    if totals.counts.iter().all(|&count| count == 0) {
+        let reason = skipped.map_or("they have nothing to predict", |skipped| &skipped.reason);
+        return Err(format!("none of the {samples} validation samples could be used: {reason}"));
+    }
+    Ok(())
+}
+
+/// What all devices of all ranks computed in a round, in the order of the roster.
+fn exchange_times(group: &mut Group, mine: &[DeviceTime]) -> Result<Vec<DeviceTime>, TrainError> {
+    let bytes = postcard::to_stdvec(mine).map_err(|error| undecodable(group.rank(), &error))?;
+    let mut all = Vec::new();
+    for (rank, bytes) in group.agree(&bytes)?.iter().enumerate() {
+        let theirs: Vec<DeviceTime> = postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+        all.extend(theirs);
+    }
+    Ok(all)
 }
 
 /// Sums over the ranks, added in rank order on each.

@@ -54,6 +54,7 @@ pub fn export(from: &Path, to: &Path, precision: Precision) -> Result<Exported, 
         let files = write_files(&checkpoint, &temporary, precision)?;
         sync_dir(&temporary)?;
         fs::rename(&temporary, to)?;
+        sync_dir(to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
         Ok(files)
     };
     let files = write().inspect_err(|_| _ = fs::remove_dir_all(&temporary)).map_err(TrainError::io(doing()))?;

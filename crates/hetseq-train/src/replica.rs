@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hetseq_optim::Layout;
 use hetseq_random::Key;
@@ -46,7 +47,7 @@ impl<T: Task> Replica<T> {
         for job in jobs {
             let keys = job.samples.iter().map(|&sample| update_key.index(u64::from(sample))).collect();
             let pass = Pass::new(&self.device, keys);
-            let outcome = self.forward(job, &pass)?;
+            let outcome = self.forward(&self.model, job, &pass)?;
             let minimised = outcome
                 .losses
                 .iter()
@@ -70,21 +71,23 @@ impl<T: Task> Replica<T> {
         Ok(Work { flat, compute: start.elapsed() })
     }
 
-    /// Sums of losses and scores, without gradients and without dropout.
-    pub(crate) fn evaluate(&self, jobs: &[Job<T>]) -> Result<Totals, String> {
+    /// Sums of losses and scores, without dropout, and without a graph, which only a backward pass would free.
+    pub(crate) fn evaluate(&self, jobs: &[Job<T>]) -> Result<(Totals, Duration), String> {
+        let start = Instant::now();
+        let (model, device) = (self.model.valid(), self.device.clone().inner());
         let mut totals = Totals { counts: vec![0; self.terms], losses: vec![0.0; self.terms], ..Totals::default() };
         for job in jobs {
-            let outcome = self.forward(job, &Pass::new(&self.device, Vec::new()))?;
+            let outcome = self.forward(&model, job, &Pass::new(&device, Vec::new()))?;
             totals.samples += job.samples.len() as u64;
             add(&mut totals.counts, self.task.counts(&job.batch));
             add(&mut totals.losses, scalars(outcome.losses)?);
             add(&mut totals.scores, scalars(outcome.scores)?);
         }
-        Ok(totals)
+        Ok((totals, start.elapsed()))
     }
 
-    fn forward(&self, job: &Job<T>, pass: &Pass) -> Result<Outcome, String> {
-        let outcome = self.task.forward(&self.model, &job.batch, pass);
+    fn forward(&self, model: &T::Model, job: &Job<T>, pass: &Pass) -> Result<Outcome, String> {
+        let outcome = self.task.forward(model, &job.batch, pass);
         if outcome.losses.len() == self.terms {
             return Ok(outcome);
         }

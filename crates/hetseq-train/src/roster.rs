@@ -27,6 +27,9 @@ pub(crate) struct Roster {
     owners: Vec<f64>,
 }
 
+/// Tokens and samples of a micro-batch at most.
+pub(crate) type Caps = (Option<u32>, Option<u32>);
+
 impl Roster {
     pub(crate) fn exchange(group: &mut Group, own: f64, mine: &[Member]) -> Result<Self, TrainError> {
         let bytes = postcard::to_stdvec(&(own, mine)).map_err(|error| undecodable(0, &error))?;
@@ -50,10 +53,22 @@ impl Roster {
         Shards::weighted(len, &self.owners)
     }
 
-    /// Who computes which part of an update whose samples cost `tokens`.
-    pub(crate) fn share(&self, pace: &Pace, split: Split, tokens: &[u32]) -> Result<Vec<Share>, DataError> {
+    /// Who computes which part of an update whose samples cost `tokens`. `usual`: tokens and samples of a micro-batch at most,
+    /// for a device without caps of its own.
+    pub(crate) fn share(
+        &self,
+        pace: &Pace,
+        split: Split,
+        tokens: &[u32],
+        usual: Caps,
+    ) -> Result<Vec<Share>, DataError> {
         let weights: Vec<f64> = self.members.iter().map(|(_, member)| member.weight).collect();
-        let caps: Vec<_> = self.members.iter().map(|(_, member)| (member.max_tokens, member.max_samples)).collect();
+        let own = |member: &Member| (member.max_tokens, member.max_samples);
+        let caps = self.members.iter().map(|(_, member)| match own(member) {
+            (None, None) => usual,
+            caps => caps,
+        });
+        let caps: Vec<Caps> = caps.collect();
         let loads: Vec<DeviceLoad> = pace.loads(split, &weights, &caps);
         share(tokens, &loads)
     }

@@ -156,8 +156,7 @@ fn eval_with<T: Task>(
     crew.devices.load(&Arc::new(parameters))?;
     let loader = Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?;
     let pace = Pace::new(crew.roster.members.len());
-    let terms = crew.task.terms();
-    let evaluation = evaluate(crew, &loader, &pace, config.batch.split, &terms)?;
+    let evaluation = evaluate(crew, &loader, pace, config.batch.split, config.batch.global)?;
     let evaluation = evaluation.ok_or_else(|| TrainError::Task {
         task: T::NAME,
         reason: TaskError::Other("there are no validation samples to evaluate on".to_owned()),

@@ -78,7 +78,7 @@ impl ConfigSource {
                 })
                 .map_err(|reason| TrainError::Config(format!("--optimizer-overrides {key}={value}: {reason}")))?;
         }
-        anchor_data(&mut table);
+        anchor_paths(&mut table);
         let mut config = Config::<C>::deserialize_table(&table)
             .map_err(|error| TrainError::Config(format!("{}: {}", self.path.display(), suggest(error.message()))))?;
         let stem = self.path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
@@ -112,13 +112,18 @@ impl<C: DeserializeOwned> Config<C> {
     }
 }
 
-/// `task.data` as an absolute path: the resolved config is also read from other directories.
-fn anchor_data(table: &mut Table) {
-    let data = table.get_mut("task").and_then(|task| task.get_mut("data"));
-    if let Some(Value::String(data)) = data
-        && let Ok(absolute) = std::path::absolute(&*data)
-    {
-        *data = absolute.display().to_string();
+/// Keys of a task that are paths.
+const PATHS: [&str; 5] = ["data", "config", "init", "tokenizer", "unpack_dir"];
+
+/// Paths made absolute: the resolved config is also read from other directories.
+fn anchor_paths(table: &mut Table) {
+    let Some(Value::Table(task)) = table.get_mut("task") else { return };
+    for key in PATHS {
+        if let Some(Value::String(path)) = task.get_mut(key)
+            && let Ok(absolute) = std::path::absolute(&*path)
+        {
+            *path = absolute.display().to_string();
+        }
     }
 }
 

@@ -54,13 +54,12 @@ impl<T: Task> Start<T> {
             .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
         let checkpoints = Checkpoints::at(&dir);
         let fresh = State::new(config, &crew.task.fingerprint());
-        let (mut origin, mut lock, mut changed) = (None, None, Vec::new());
+        let (mut origin, mut lock, mut aside, mut changed) = (None, None, Aside::Nothing, Vec::new());
         if crew.group.rank() == 0 {
             lock = RunLock::take(&dir)?;
-            let (found, path) = find_origin(crew, &dir, &checkpoints, &fresh, config, options)?;
-            changed = path.map_or_else(Vec::new, |path| changed_since(&path, &config_text));
-            origin = Some(found);
-            write_run_files(&dir, &config_text, crew.group.world())?;
+            let found = find_origin(crew, &dir, &checkpoints, &fresh, config, options)?;
+            changed = found.path.map_or_else(Vec::new, |path| changed_since(&path, &config_text));
+            (origin, aside) = (Some(found.restored), found.aside);
         }
         // From here on the ranks do what rank 0 found, whatever stood on their own command lines.
         let Restored { parameters, slots, mut state } = spread(crew, origin)?;
@@ -80,6 +79,8 @@ impl<T: Task> Start<T> {
         state.total_updates.get_or_insert_with(|| itinerary.total_updates(&state.cursor));
         let saver = match crew.group.rank() {
             0 => {
+                let best = state.best.as_ref().map(|best| best.update);
+                settle(&dir, &checkpoints, &aside, best, &config_text, crew.group.world())?;
                 let (checkpoints, keep) = (checkpoints.clone(), config.checkpoint.keep);
                 Some(Saver::start(saved(&state), move |snapshot| checkpoints.save(snapshot, keep))?)
             }
@@ -167,7 +168,23 @@ fn saved(state: &State) -> Option<u64> {
     Some(state.cursor.updates).filter(|&updates| updates > 0)
 }
 
-/// Rank 0: a checkpoint to go on from and where it is now, or fresh parameters.
+/// What rank 0 found to begin with.
+struct Origin {
+    restored: Restored,
+    /// The checkpoint that it came from.
+    path: Option<PathBuf>,
+    aside: Aside,
+}
+
+/// What an earlier run left and the new one would contradict; moved only when nothing can be refused any more.
+enum Aside {
+    Nothing,
+    All,
+    /// What came after so many updates.
+    After(u64),
+}
+
+/// Rank 0: a checkpoint to go on from, or fresh parameters. Changes nothing on the disk.
 fn find_origin<T: Task>(
     crew: &Crew<T>,
     dir: &Path,
@@ -175,7 +192,7 @@ fn find_origin<T: Task>(
     fresh: &State,
     config: &Config<T::Config>,
     options: &RunOptions,
-) -> Result<(Restored, Option<PathBuf>), TrainError> {
+) -> Result<Origin, TrainError> {
     let path = match &options.resume {
         Resume::Auto => checkpoints.newest(),
         Resume::Never => None,
@@ -193,29 +210,52 @@ fn find_origin<T: Task>(
             dir.display()
         )));
     }
-    if options.resume == Resume::Never {
-        set_aside(dir, None)?;
-    }
-    checkpoints.prepare()?;
     let Some(path) = path else {
         let parameters = first_parameters(crew, config.run.seed)?;
-        return Ok((Restored { parameters, slots: Vec::new(), state: fresh.clone() }, None));
+        let restored = Restored { parameters, slots: Vec::new(), state: fresh.clone() };
+        let aside = if options.resume == Resume::Never { Aside::All } else { Aside::Nothing };
+        return Ok(Origin { restored, path: None, aside });
     };
     let mut restored = checkpoint::load(&path, &crew.layout)?;
     restored.state = restored
         .state
         .resumed(fresh, options.reset)
         .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
-    let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
-    set_aside(dir, is_own.then_some(restored.state.cursor.updates))?;
-    checkpoints.prepare()?;
     if options.reset.optimizer {
         restored.slots.clear();
     }
-    // A best that this directory does not hold cannot be the best of this run.
-    restored.state.best.take_if(|best| !checkpoints.steps().contains(&best.update));
+    let updates = restored.state.cursor.updates;
+    let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
+    // A best that this directory will not hold cannot be the best of this run.
+    let stays = |update| is_own && update <= updates && checkpoints.steps().contains(&update);
+    restored.state.best.take_if(|best| !stays(best.update));
     tracing::info!("resuming from {}", path.display());
-    Ok((restored, Some(path)))
+    let aside = if is_own { Aside::After(updates) } else { Aside::All };
+    Ok(Origin { restored, path: Some(path), aside })
+}
+
+/// Rank 0: make the run directory ready for a run that nothing stands in the way of.
+fn settle(
+    dir: &Path,
+    checkpoints: &Checkpoints,
+    aside: &Aside,
+    best: Option<u64>,
+    config_text: &str,
+    world: usize,
+) -> Result<(), TrainError> {
+    let moved = match aside {
+        Aside::Nothing => None,
+        Aside::All => move_aside(dir, None)?,
+        Aside::After(updates) => move_aside(dir, Some(*updates))?,
+    };
+    if let Some(aside) = moved {
+        tracing::info!("what was in {} is in {} now", dir.display(), aside.display());
+    }
+    checkpoints.prepare()?;
+    if let Some(remark) = best.and_then(|update| checkpoints.link_from("best", update)) {
+        tracing::warn!("{remark}");
+    }
+    write_run_files(dir, config_text, world)
 }
 
 /// The task's origin, or values drawn by name.
@@ -242,13 +282,6 @@ fn first_parameters<T: Task>(crew: &Crew<T>, seed: u64) -> Result<Vec<f32>, Trai
 /// What differs from the config of the checkpoint at `path`. It is for people to know, so that nothing depends on it.
 fn changed_since(path: &Path, config: &str) -> Vec<Change> {
     fs::read_to_string(path.join("config.toml")).map_or_else(|_| Vec::new(), |then| identity::changed(&then, config))
-}
-
-fn set_aside(dir: &Path, after: Option<u64>) -> Result<(), TrainError> {
-    if let Some(aside) = move_aside(dir, after)? {
-        tracing::info!("what was in {} is in {} now", dir.display(), aside.display());
-    }
-    Ok(())
 }
 
 /// Rank 0's origin to all, so that replicas start bit-identical and need no shared file system.

@@ -151,9 +151,11 @@ impl State {
             self.schedule_start = self.cursor.updates;
             self.schedule_epoch = i64::try_from(self.cursor.epoch).unwrap_or(i64::MAX);
         }
-        if reset.schedule || self.limits != now.limits {
+        if reset.schedule || reset.data || self.limits != now.limits {
             self.total_updates = None;
         }
+        // Scores on other samples cannot be compared.
+        self.best.take_if(|_| self.plan.data != now.plan.data);
         self.limits = now.limits;
         self.plan = now.plan.clone();
         self.optimizer.clone_from(&now.optimizer);
@@ -203,6 +205,19 @@ mod tests {
         let resumed = state().resumed(&now, reset).unwrap();
         assert_eq!((resumed.cursor.epoch, resumed.cursor.updates), (0, 43));
         assert_eq!(resumed.plan.global, "32");
+    }
+
+    #[test]
+    fn other_data_begins_a_new_best_and_a_new_end() {
+        let best = Best { metric: "loss".to_owned(), value: 0.1, update: 40, since: 0 };
+        let old = State { best: Some(best), ..state() };
+        let reset = Reset { data: true, ..Reset::default() };
+        let same = old.clone().resumed(&state(), reset).unwrap();
+        assert!(same.best.is_some());
+        assert_eq!(same.total_updates, None);
+        let mut now = state();
+        now.plan.data = "bb".to_owned();
+        assert_eq!(old.resumed(&now, reset).unwrap().best, None);
     }
 
     #[test]

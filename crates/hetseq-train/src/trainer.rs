@@ -245,7 +245,7 @@ impl<T: Task> Trainer<T> {
         let Some(update) = self.itinerary.at(&self.pulse.to_order) else { return Ok(()) };
         let split = self.split_of(self.pulse.to_order.updates);
         self.pulse.to_order.advance(update.samples.len() as u64, update.updates_in_epoch);
-        let shares = self.crew.roster.share(&self.pace, split, &update.tokens)?;
+        let shares = self.crew.roster.share(&self.pace, split, &update.tokens, (None, None))?;
         self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());
         let devices = self.crew.roster.my_micro_batches(&shares, &update.samples);
         self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
@@ -354,7 +354,7 @@ fn nothing_to_do(updates: u64) -> String {
 }
 
 /// What a device will have computed when it has done its share: tokens as computed, padded to the longest.
-fn work_of(share: &Share, tokens: &[u32]) -> DeviceTime {
+pub(crate) fn work_of(share: &Share, tokens: &[u32]) -> DeviceTime {
     let mut work = DeviceTime::default();
     for range in &share.micro {
         let longest = tokens[range.clone()].iter().copied().max().unwrap_or(0);

@@ -173,14 +173,18 @@ impl Foreign<'_> {
             Kind::Bf16 => decode(&bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
             Kind::Other => return Err(format!("{} is not made of floating-point numbers", self.name)),
         }
-        Ok(())
+        .map_err(|()| format!("{} is cut short", self.name))
     }
 }
 
-fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) -> Result<(), ()> {
+    if bytes.len() != N * out.len() {
+        return Err(());
+    }
     for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
         *out = value(bytes);
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -247,9 +251,10 @@ mod tests {
     #[test]
     fn other_numbers_become_f32() {
         let mut out = [0.0; 2];
-        decode(&[0x00, 0x3c, 0x00, 0xc0], &mut out, |bytes| f16::from_le_bytes(bytes).to_f32());
+        decode(&[0x00, 0x3c, 0x00, 0xc0], &mut out, |bytes| f16::from_le_bytes(bytes).to_f32()).unwrap();
         assert_eq!(out, [1.0, -2.0]);
-        decode(&[0x80, 0x3f, 0x00, 0xc0], &mut out, |bytes| bf16::from_le_bytes(bytes).to_f32());
+        decode(&[0x80, 0x3f, 0x00, 0xc0], &mut out, |bytes| bf16::from_le_bytes(bytes).to_f32()).unwrap();
         assert_eq!(out, [1.0, -2.0]);
+        assert!(decode(&[0; 4], &mut out, f32::from_le_bytes).is_err());
     }
 }

@@ -180,8 +180,9 @@ fn fits(model: &BertConfig, data: &PretrainData, config: &BertTaskConfig) -> Res
             "max_position_embeddings = {positions}, but samples have up to {longest} tokens (task.max_seq_length)"
         ));
     }
-    if config.next_sentence && model.type_vocab_size < 2 {
-        return Err("type_vocab_size = 1, but samples have two segments (task.next_sentence)".to_owned());
+    let two_segments = config.next_sentence || matches!(data, PretrainData::Stored(_));
+    if two_segments && model.type_vocab_size < 2 {
+        return Err("type_vocab_size = 1, but samples have two segments".to_owned());
     }
     Ok(())
 }

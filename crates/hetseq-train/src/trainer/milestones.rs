@@ -33,7 +33,9 @@ impl<T: Task> Trainer<T> {
         let updates = self.state.cursor.updates;
         self.crew.group.at(format!("validation after {}", at_update(updates)));
         let split = self.split_of(updates);
-        let Some(evaluation) = evaluate(&mut self.crew, &self.valid_loader, &self.pace, split, &self.terms)? else {
+        let Some(evaluation) =
+            evaluate(&mut self.crew, &self.valid_loader, self.pace.clone(), split, self.config.batch.global)?
+        else {
             return Ok(false);
         };
         let value = evaluation.metric(self.best_metric.name).unwrap_or(f64::NAN);

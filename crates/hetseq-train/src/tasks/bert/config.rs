@@ -92,10 +92,6 @@ impl BertTaskConfig {
             let reason = "task.model and task.config both say what the model is; leave one of them out";
             return Err(TaskError::Other(reason.to_owned()));
         }
-        if let Some(init) = self.init.as_ref().filter(|init| !init.exists()) {
-            let reason = format!("task.init: there is no file or directory {}", init.display());
-            return Err(TaskError::Other(reason));
-        }
         let beside_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
         let (mut config, file) = match (self.model, self.config.clone().or_else(beside_weights)) {
             (Some(size), _) => {
@@ -104,9 +100,13 @@ impl BertTaskConfig {
             }
             (None, Some(file)) => (read(&file)?, Some(file)),
             (None, None) => {
-                let reason = "say what the model is: task.model = \"tiny\", \"mini\", \"small\", \"medium\", \"base\" or \
-                    \"large\", or task.config = a config.json, or task.init = a Hugging Face directory";
-                return Err(TaskError::Other(reason.to_owned()));
+                let why = self.init.as_ref().map_or_else(String::new, |init| {
+                    format!("there is no {MODEL_CONFIG} in task.init = {}; ", init.display())
+                });
+                return Err(TaskError::Other(format!(
+                    "{why}say what the model is: task.model = \"tiny\", \"mini\", \"small\", \"medium\", \"base\" or \"large\", \
+                     or task.config = a config.json, or task.init = a Hugging Face directory"
+                )));
             }
         };
         if let Some(rate) = self.dropout {

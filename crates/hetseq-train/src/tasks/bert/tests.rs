@@ -40,6 +40,6 @@ fn the_config_beside_the_weights_counts_unless_another_is_named() {
 fn what_the_model_is_must_be_said_once() {
     assert!(refusal("").contains("say what the model is: task.model"));
     assert!(refusal("model = \"tiny\"\nconfig = \"x.json\"").contains("both say what the model is"));
-    assert!(refusal("init = \"nowhere\"").contains("task.init: there is no file or directory nowhere"));
+    assert!(refusal("init = \"nowhere\"").contains("there is no config.json in task.init = nowhere"));
     assert!(refusal("model = \"tiny\"\ndropout = 1.0").contains("task.dropout = 1"));
 }

@@ -65,7 +65,7 @@ fn skipped_is_as_if_it_were_not_there() {
 
     let (_, _, with) = job(Which::Valid, &[0, 1, 2]);
     let (_, _, without) = job(Which::Valid, &[0, 2]);
-    let (with, without) = (replica.evaluate(&with).unwrap(), replica.evaluate(&without).unwrap());
+    let (with, without) = (replica.evaluate(&with).unwrap().0, replica.evaluate(&without).unwrap().0);
     assert_eq!((with.samples, without.samples), (3, 2));
     assert_eq!(with.counts, without.counts);
     assert_eq!(with.scores, without.scores);
