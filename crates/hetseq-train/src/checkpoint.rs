@@ -229,7 +229,6 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-
 /// Parameters, optimizer state and position.
 pub(crate) fn load(path: &Path, layout: &Layout) -> Result<Restored, TrainError> {
     let failed = |reason: String| TrainError::Checkpoint { path: path.to_owned(), reason };

@@ -1,26 +1,63 @@
-//! Parameters out of files: of our own checkpoints, of Hugging Face directories, of PyTorch. Read by rank 0 alone, which hands
-//! them to the others.
+//! Parameters out of files: of our own checkpoints, of Hugging Face directories, of PyTorch. In a run rank 0 alone reads them
+//! and hands them to the others; programs of one's own call [`load`].
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use burn::tensor::Device;
 use fs_err as fs;
 use half::{bf16, f16};
+use hetseq_models::Network;
 use hetseq_optim::Layout;
 use pytorch_reader::PytorchReader;
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde::Deserialize;
+
+use crate::error::TrainError;
+use crate::flat::{self, initial, layout_of};
 
 /// What a directory may hold its weights in, the preferred first.
 const FILES: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 
 /// What was in the files, against what the model has.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Match {
+pub struct Match {
     /// Parameters that no file has; they were left as they were.
-    pub(crate) missing: Vec<String>,
+    pub missing: Vec<String>,
     /// Tensors that are no parameter of the model.
-    pub(crate) unused: Vec<String>,
+    pub unused: Vec<String>,
+}
+
+/// The model with the weights in `path`: a checkpoint, a Hugging Face directory, or a file of safetensors or PyTorch. `rename`
+/// says what a tensor of the file is called in the model; none: not wanted. Parameters that the files do not have begin as
+/// the model says ([`Network::init`]), the same at each call.
+///
+/// ```no_run
+/// # use std::path::Path;
+/// use burn::tensor::Device;
+/// use hetseq_models::bert::{Bert, BertConfig, parameter_name};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let dir = Path::new("runs/bert/checkpoints/last");
+/// let config = BertConfig::from_json(&std::fs::read_to_string(dir.join("config.json"))?)?;
+/// let device = Device::flex();
+/// let (model, found) = hetseq_train::weights::load(Bert::new(&config, &device), dir, &parameter_name, &device)?;
+/// assert!(found.missing.is_empty());
+/// # Ok(())
+/// # }
+/// ```
+pub fn load<M: Network>(
+    model: M,
+    path: &Path,
+    rename: &dyn Fn(&str) -> Option<String>,
+    device: &Device,
+) -> Result<(M, Match), TrainError> {
+    let layout = layout_of(&model)?;
+    let mut flat = initial(&model, &layout, 0);
+    let found = read(path, &layout, rename, &mut flat)
+        .map_err(|reason| TrainError::Checkpoint { path: path.to_owned(), reason })?;
+    Ok((flat::load(model, &Arc::new(flat), device), found))
 }
 
 /// Fills `flat` from a directory or a file. `rename` says what a tensor of the file is called here; none: not asked for.
@@ -70,13 +107,24 @@ pub(crate) fn read_all(
     }
 }
 
+/// Whether there is something to read: a file, or a directory that holds one.
+pub(crate) fn are_at(path: &Path) -> bool {
+    let holds = |name: &str| path.join(name).exists() || path.join(index_of(name)).exists();
+    path.is_file() || FILES.iter().any(|name| holds(name))
+}
+
+/// What lists the files of a model that was saved in several.
+fn index_of(name: &str) -> String {
+    format!("{name}.index.json")
+}
+
 /// The files that hold the weights.
 fn files(path: &Path) -> Result<Vec<PathBuf>, String> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     for name in FILES {
-        let (whole, index) = (path.join(name), path.join(format!("{name}.index.json")));
+        let (whole, index) = (path.join(name), path.join(index_of(name)));
         if whole.exists() {
             return Ok(vec![whole]);
         }
@@ -120,7 +168,8 @@ fn each_of_safetensors(path: &Path, take: &mut dyn FnMut(Foreign<'_>) -> Result<
 }
 
 fn each_of_pytorch(path: &Path, take: &mut dyn FnMut(Foreign<'_>) -> Result<(), String>) -> Result<(), String> {
-    let failed = |error: &dyn std::fmt::Display| format!("{} cannot be read as a PyTorch file: {error}", path.display());
+    let failed =
+        |error: &dyn std::fmt::Display| format!("{} cannot be read as a PyTorch file: {error}", path.display());
     let file = PytorchReader::new(path).map_err(|error| failed(&error))?;
     let mut names = file.keys();
     names.sort_unstable();
@@ -196,8 +245,12 @@ mod tests {
     #[test]
     fn names_are_translated_and_the_rest_is_told() {
         let dir = tempfile::tempdir().unwrap();
-        write_flat(&dir.path().join("model.safetensors"), &layout(&["x.gamma", "other", "ids"]), &[1., 2., 3., 4., 5., 6.])
-            .unwrap();
+        write_flat(
+            &dir.path().join("model.safetensors"),
+            &layout(&["x.gamma", "other", "ids"]),
+            &[1., 2., 3., 4., 5., 6.],
+        )
+        .unwrap();
         let rename = |name: &str| if name == "ids" { None } else { Some(name.replace("gamma", "weight")) };
         let mut flat = vec![9.0; 4];
         let found = read(dir.path(), &layout(&["x.weight", "head"]), &rename, &mut flat).unwrap();

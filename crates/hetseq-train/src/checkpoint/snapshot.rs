@@ -44,12 +44,7 @@ impl Snapshot {
             copy(values, &mut buffer);
             (name.clone(), buffer)
         });
-        Snapshot {
-            slots: slots.collect(),
-            common: common.clone(),
-            state: state.clone(),
-            parameters: buffer,
-        }
+        Snapshot { slots: slots.collect(), common: common.clone(), state: state.clone(), parameters: buffer }
     }
 
     /// The update it was taken after.
