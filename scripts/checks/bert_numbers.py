@@ -33,18 +33,18 @@ def largest_difference(ours, theirs):
     return (ours.double() - theirs.detach().double()).abs().max().item()
 
 
-def compare_gradients(ours, named_parameters, tolerance):
-    """The largest distance of two gradients, in parts of the norm. That of a key's bias is zero but for rounding, since a
+def gradients_of(numbers):
+    return {name.removeprefix("gradient."): tensor for name, tensor in numbers.items() if name.startswith("gradient.")}
+
+
+def distances(gradients, exact):
+    """How far each gradient is from `exact`, in parts of the norm. That of a key's bias is zero but for rounding, since a
     softmax does not see what all its inputs share: it is measured by the norm of the keys' weights, made of the same terms."""
-    theirs = {name: tensor.grad for name, tensor in named_parameters if tensor.grad is not None}
-    ours = {name.removeprefix("gradient."): tensor for name, tensor in ours.items() if name.startswith("gradient.")}
-    assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
+    assert gradients.keys() == exact.keys(), gradients.keys() ^ exact.keys()
     off = {}
-    for name, gradient in theirs.items():
-        assert gradient.shape == ours[name].shape, name
-        measure = theirs[name.replace("key.bias", "key.weight")].double().norm()
+    for name, gradient in gradients.items():
+        assert gradient.shape == exact[name].shape, name
+        measure = exact[name.replace("key.bias", "key.weight")].double().norm()
         assert measure > 0, f"the gradient of {name} is zero"
-        off[name] = ((ours[name].double() - gradient.double()).norm() / measure).item()
-    worst = max(off, key=off.get)
-    assert off[worst] <= tolerance, f"the gradient of {worst} is off by {off[worst]:.1e}"
-    return len(off), off[worst], worst
+        off[name] = ((gradient.double() - exact[name].double()).norm() / measure).item()
+    return off

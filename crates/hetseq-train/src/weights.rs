@@ -231,6 +231,10 @@ fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N])
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Tensor;
+    use hetseq_models::bert::parameter_name;
+    use hetseq_models::convnet::ConvNet;
+
     use super::*;
     use crate::checkpoint::write_flat;
 
@@ -272,6 +276,62 @@ mod tests {
         assert_eq!(read_all(dir.path(), &layout(&["a", "b"]), &same).unwrap(), [1.0, 1.0, 2.0, 2.0]);
         fs::write(&index, r#"{"weight_map": {"a": "../model-0.safetensors"}}"#).unwrap();
         assert!(read_all(dir.path(), &layout(&["a"]), &same).unwrap_err().contains("not the name of a file"));
+    }
+
+    /// What scripts/fixtures/weights.py has recorded.
+    fn recorded(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/weights").join(name)
+    }
+
+    #[test]
+    fn files_of_pytorch_are_read_whatever_their_age() {
+        let shapes = [
+            ("bert.embeddings.word_embeddings.weight", vec![3, 2]),
+            ("bert.embeddings.LayerNorm.weight", vec![2]),
+            ("bert.embeddings.LayerNorm.bias", vec![2]),
+            ("cls.predictions.bias", vec![3]),
+        ];
+        let layout = Layout::new(shapes.map(|(name, shape)| (name.to_owned(), shape))).unwrap();
+        let expected: Vec<f32> = (1..=13).map(|value| value as f32).collect();
+        for name in ["today.bin", "old.bin", "others.bin"] {
+            let mut flat = vec![0.0; layout.len()];
+            let found = read(&recorded(name), &layout, &parameter_name, &mut flat).unwrap();
+            assert_eq!((found, flat), (Match::default(), expected.clone()), "{name}");
+        }
+        // Also as a directory, and in several files.
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!are_at(dir.path()));
+        fs::copy(recorded("today.bin"), dir.path().join("part-1")).unwrap();
+        let index = r#"{"metadata": {"total_size": 52}, "weight_map": {"cls.predictions.bias": "part-1"}}"#;
+        fs::write(dir.path().join("pytorch_model.bin.index.json"), index).unwrap();
+        assert!(are_at(dir.path()));
+        assert_eq!(read_all(dir.path(), &layout, &parameter_name).unwrap(), expected);
+        let integers = |name: &str| (name == "embeddings.position_ids").then(|| "ids".to_owned());
+        let ids = Layout::new([("ids".to_owned(), vec![1, 4])]).unwrap();
+        let refusal = read_all(&recorded("old.bin"), &ids, &integers).unwrap_err();
+        assert!(refusal.contains("position_ids is not made of floating-point numbers"), "{refusal}");
+    }
+
+    #[test]
+    fn a_model_takes_its_weights_and_begins_with_its_own_where_there_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = |device: &Device| ConvNet::new(1, 8, 8, 3, device);
+        let bias = Layout::new([("fc2.bias".to_owned(), vec![3]), ("odd".to_owned(), vec![1])]).unwrap();
+        write_flat(&dir.path().join("model.safetensors"), &bias, &[1.0, 2.0, 3.0, 4.0]).unwrap();
+        // To use it, and to train it.
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let (loaded, found) = load(model(&device), dir.path(), &same, &device).unwrap();
+            assert_eq!((found.unused, found.missing.len()), (vec!["odd".to_owned()], 7));
+            let answer = |model: &ConvNet, images: Tensor<4>| -> Vec<f32> {
+                model.forward(images, 0.0, &[]).into_data().try_to_vec().unwrap()
+            };
+            // Biases begin at zero, so that of nothing comes the last one.
+            assert_eq!(answer(&loaded, Tensor::zeros([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);
+            assert_ne!(answer(&loaded, Tensor::ones([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);
+        }
+        let device = Device::flex();
+        let absent = load(model(&device), &dir.path().join("absent"), &same, &device).unwrap_err().to_string();
+        assert!(absent.contains("absent"), "{absent}");
     }
 
     #[test]
