@@ -30,7 +30,7 @@ pub struct Match {
 }
 
 /// The model with the weights in `path`: a checkpoint, a Hugging Face directory, or a file of safetensors or PyTorch. `rename`
-/// says what a tensor of the file is called in the model; none: not wanted. Parameters that the files do not have begin as
+/// says what a tensor of the file is called in the model; none: not wanted. To train it, give a device with autodiff. Parameters that the files do not have begin as
 /// the model says ([`Network::init`]), the same at each call.
 ///
 /// ```no_run
@@ -53,11 +53,14 @@ pub fn load<M: Network>(
     rename: &dyn Fn(&str) -> Option<String>,
     device: &Device,
 ) -> Result<(M, Match), TrainError> {
+    // Only where gradients can be had does a parameter tell that it is one.
+    let model = model.train();
     let layout = layout_of(&model)?;
     let mut flat = initial(&model, &layout, 0);
     let found = read(path, &layout, rename, &mut flat)
         .map_err(|reason| TrainError::Checkpoint { path: path.to_owned(), reason })?;
-    Ok((flat::load(model, &Arc::new(flat), device), found))
+    let model = flat::load(model, &Arc::new(flat), &device.clone().autodiff());
+    Ok((if device.is_autodiff() { model } else { model.valid() }, found))
 }
 
 /// Fills `flat` from a directory or a file. `rename` says what a tensor of the file is called here; none: not asked for.
@@ -325,6 +328,8 @@ mod tests {
             let answer = |model: &ConvNet, images: Tensor<4>| -> Vec<f32> {
                 model.forward(images, 0.0, &[]).into_data().try_to_vec().unwrap()
             };
+            let output = loaded.forward(Tensor::ones([1, 1, 8, 8], &device), 0.0, &[]);
+            assert_eq!(output.device().is_autodiff(), device.is_autodiff());
             // Biases begin at zero, so that of nothing comes the last one.
             assert_eq!(answer(&loaded, Tensor::zeros([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);
             assert_ne!(answer(&loaded, Tensor::ones([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);

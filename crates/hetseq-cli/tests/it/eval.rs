@@ -1,6 +1,6 @@
 //! `hetseq eval` finds what training found when it validated, on one rank and on two.
 
-use std::fs;
+use fs_err as fs;
 
 use crate::cluster::Job;
 use crate::reference::shipped;
