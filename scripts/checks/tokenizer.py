@@ -28,6 +28,19 @@ def read_shard(path):
     return [part.tolist() for part in np.split(ids, ends[:-1])]
 
 
+def sentences_of(text, tokenizer):
+    """The tokens of a text of one sentence a line. Documents of a single token are left out, as `hetseq prep` does."""
+    encoded = [tokenizer.encode(line.strip(), add_special_tokens=False, split_special_tokens=True) for line in text]
+    sentences, document = [], []
+    for line, ids in zip(text + [""], encoded + [[]]):
+        if line.strip():
+            document += [ids] if ids else []
+        else:
+            sentences += document if sum(map(len, document)) > 1 else []
+            document = []
+    return sentences
+
+
 def main(what, scratch, *rest):
     scratch = pathlib.Path(scratch)
     if what == "write":
@@ -38,16 +51,9 @@ def main(what, scratch, *rest):
     tokenizer = AutoTokenizer.from_pretrained(prepared)
     assert tokenizer.is_fast and tokenizer.mask_token_id == 4 and tokenizer.cls_token_id == 2, tokenizer
     text = (scratch / "text.txt").read_text().split("\n")
-    # Documents of a single token are left out, and these lines have no other way to be one than to stand between blanks.
-    encoded = [tokenizer.encode(line.strip(), add_special_tokens=False, split_special_tokens=True) for line in text]
+    # These lines have no other way to be a document of a single token than to stand between blanks.
+    expected = sentences_of(text, tokenizer)
     found = [sentence for path in sorted(prepared.glob("*.tokens")) for sentence in read_shard(path)]
-    expected, document = [], []
-    for line, ids in zip(text + [""], encoded + [[]]):
-        if line.strip():
-            document += [ids] if ids else []
-        else:
-            expected += document if sum(map(len, document)) > 1 else []
-            document = []
     assert found == expected, next((pair for pair in zip(found, expected) if pair[0] != pair[1]), (len(found), len(expected)))
     print(f"{type(tokenizer).__name__} ({'cased' if 'cased' in rest[0] else 'uncased'}): {len(found)} sentences, {sum(map(len, found))} tokens, all equal")
 

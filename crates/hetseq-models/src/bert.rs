@@ -8,6 +8,7 @@ mod config;
 mod embeddings;
 mod encoder;
 mod heads;
+mod names;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -22,6 +23,7 @@ use embeddings::Embeddings;
 use encoder::Encoder;
 use heads::Heads;
 pub use heads::{Answers, Labelled};
+pub use names::parameter_name;
 
 /// A micro-batch on the device: sequences padded to one length.
 #[derive(Debug, Clone)]

@@ -32,7 +32,7 @@ mod state;
 mod task;
 pub mod tasks;
 mod trainer;
-mod weights;
+pub mod weights;
 
 pub use checkpoint::{Checkpoints, Trouble};
 pub use config::{Config, Every, OnError, Reset, Resume, WireType};

@@ -144,7 +144,7 @@ fn eval_with<T: Task>(
                 dir.display()
             ))
         })?;
-        if !found.is_file() {
+        if !weights::are_at(&found) {
             check_exists(&found, WEIGHTS, &checkpoints)?;
         }
         let rename = |name: &str| crew.task.parameter_name(name);

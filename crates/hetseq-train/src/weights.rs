@@ -1,26 +1,66 @@
-//! Parameters out of files: of our own checkpoints, of Hugging Face directories, of PyTorch. Read by rank 0 alone, which hands
-//! them to the others.
+//! Parameters out of files: of our own checkpoints, of Hugging Face directories, of PyTorch. In a run rank 0 alone reads them
+//! and hands them to the others; programs of one's own call [`load`].
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use burn::tensor::Device;
 use fs_err as fs;
 use half::{bf16, f16};
+use hetseq_models::Network;
 use hetseq_optim::Layout;
 use pytorch_reader::PytorchReader;
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde::Deserialize;
+
+use crate::error::TrainError;
+use crate::flat::{self, initial, layout_of};
 
 /// What a directory may hold its weights in, the preferred first.
 const FILES: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 
 /// What was in the files, against what the model has.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Match {
+pub struct Match {
     /// Parameters that no file has; they were left as they were.
-    pub(crate) missing: Vec<String>,
+    pub missing: Vec<String>,
     /// Tensors that are no parameter of the model.
-    pub(crate) unused: Vec<String>,
+    pub unused: Vec<String>,
+}
+
+/// The model with the weights in `path`: a checkpoint, a Hugging Face directory, or a file of safetensors or PyTorch. `rename`
+/// says what a tensor of the file is called in the model; none: not wanted. To train it, give a device with autodiff. Parameters that the files do not have begin as
+/// the model says ([`Network::init`]), the same at each call.
+///
+/// ```no_run
+/// # use std::path::Path;
+/// use burn::tensor::Device;
+/// use hetseq_models::bert::{Bert, BertConfig, parameter_name};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let dir = Path::new("runs/bert/checkpoints/last");
+/// let config = BertConfig::from_json(&std::fs::read_to_string(dir.join("config.json"))?)?;
+/// let device = Device::flex();
+/// let (model, found) = hetseq_train::weights::load(Bert::new(&config, &device), dir, &parameter_name, &device)?;
+/// assert!(found.missing.is_empty());
+/// # Ok(())
+/// # }
+/// ```
+pub fn load<M: Network>(
+    model: M,
+    path: &Path,
+    rename: &dyn Fn(&str) -> Option<String>,
+    device: &Device,
+) -> Result<(M, Match), TrainError> {
+    // Only where gradients can be had does a parameter tell that it is one.
+    let model = model.train();
+    let layout = layout_of(&model)?;
+    let mut flat = initial(&model, &layout, 0);
+    let found = read(path, &layout, rename, &mut flat)
+        .map_err(|reason| TrainError::Checkpoint { path: path.to_owned(), reason })?;
+    let model = flat::load(model, &Arc::new(flat), &device.clone().autodiff());
+    Ok((if device.is_autodiff() { model } else { model.valid() }, found))
 }
 
 /// Fills `flat` from a directory or a file. `rename` says what a tensor of the file is called here; none: not asked for.
@@ -70,13 +110,24 @@ pub(crate) fn read_all(
     }
 }
 
+/// Whether there is something to read: a file, or a directory that holds one.
+pub(crate) fn are_at(path: &Path) -> bool {
+    let holds = |name: &str| path.join(name).exists() || path.join(index_of(name)).exists();
+    path.is_file() || FILES.iter().any(|name| holds(name))
+}
+
+/// What lists the files of a model that was saved in several.
+fn index_of(name: &str) -> String {
+    format!("{name}.index.json")
+}
+
 /// The files that hold the weights.
 fn files(path: &Path) -> Result<Vec<PathBuf>, String> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     for name in FILES {
-        let (whole, index) = (path.join(name), path.join(format!("{name}.index.json")));
+        let (whole, index) = (path.join(name), path.join(index_of(name)));
         if whole.exists() {
             return Ok(vec![whole]);
         }
@@ -189,6 +240,10 @@ fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N])
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Tensor;
+    use hetseq_models::bert::parameter_name;
+    use hetseq_models::convnet::ConvNet;
+
     use super::*;
     use crate::checkpoint::write_flat;
 
@@ -230,6 +285,64 @@ mod tests {
         assert_eq!(read_all(dir.path(), &layout(&["a", "b"]), &same).unwrap(), [1.0, 1.0, 2.0, 2.0]);
         fs::write(&index, r#"{"weight_map": {"a": "../model-0.safetensors"}}"#).unwrap();
         assert!(read_all(dir.path(), &layout(&["a"]), &same).unwrap_err().contains("not the name of a file"));
+    }
+
+    /// What scripts/fixtures/weights.py has recorded.
+    fn recorded(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/weights").join(name)
+    }
+
+    #[test]
+    fn files_of_pytorch_are_read_whatever_their_age() {
+        let shapes = [
+            ("bert.embeddings.word_embeddings.weight", vec![3, 2]),
+            ("bert.embeddings.LayerNorm.weight", vec![2]),
+            ("bert.embeddings.LayerNorm.bias", vec![2]),
+            ("cls.predictions.bias", vec![3]),
+        ];
+        let layout = Layout::new(shapes.map(|(name, shape)| (name.to_owned(), shape))).unwrap();
+        let expected: Vec<f32> = (1..=13).map(|value| value as f32).collect();
+        for name in ["today.bin", "old.bin", "others.bin"] {
+            let mut flat = vec![0.0; layout.len()];
+            let found = read(&recorded(name), &layout, &parameter_name, &mut flat).unwrap();
+            assert_eq!((found, flat), (Match::default(), expected.clone()), "{name}");
+        }
+        // Also as a directory, and in several files.
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!are_at(dir.path()));
+        fs::copy(recorded("today.bin"), dir.path().join("part-1")).unwrap();
+        let index = r#"{"metadata": {"total_size": 52}, "weight_map": {"cls.predictions.bias": "part-1"}}"#;
+        fs::write(dir.path().join("pytorch_model.bin.index.json"), index).unwrap();
+        assert!(are_at(dir.path()));
+        assert_eq!(read_all(dir.path(), &layout, &parameter_name).unwrap(), expected);
+        let integers = |name: &str| (name == "embeddings.position_ids").then(|| "ids".to_owned());
+        let ids = Layout::new([("ids".to_owned(), vec![1, 4])]).unwrap();
+        let refusal = read_all(&recorded("old.bin"), &ids, &integers).unwrap_err();
+        assert!(refusal.contains("position_ids is not made of floating-point numbers"), "{refusal}");
+    }
+
+    #[test]
+    fn a_model_takes_its_weights_and_begins_with_its_own_where_there_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = |device: &Device| ConvNet::new(1, 8, 8, 3, device);
+        let bias = Layout::new([("fc2.bias".to_owned(), vec![3]), ("odd".to_owned(), vec![1])]).unwrap();
+        write_flat(&dir.path().join("model.safetensors"), &bias, &[1.0, 2.0, 3.0, 4.0]).unwrap();
+        // To use it, and to train it.
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let (loaded, found) = load(model(&device), dir.path(), &same, &device).unwrap();
+            assert_eq!((found.unused, found.missing.len()), (vec!["odd".to_owned()], 7));
+            let answer = |model: &ConvNet, images: Tensor<4>| -> Vec<f32> {
+                model.forward(images, 0.0, &[]).into_data().try_to_vec().unwrap()
+            };
+            let output = loaded.forward(Tensor::ones([1, 1, 8, 8], &device), 0.0, &[]);
+            assert_eq!(output.device().is_autodiff(), device.is_autodiff());
+            // Biases begin at zero, so that of nothing comes the last one.
+            assert_eq!(answer(&loaded, Tensor::zeros([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);
+            assert_ne!(answer(&loaded, Tensor::ones([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);
+        }
+        let device = Device::flex();
+        let absent = load(model(&device), &dir.path().join("absent"), &same, &device).unwrap_err().to_string();
+        assert!(absent.contains("absent"), "{absent}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `hetseq eval` finds what training found when it validated, on one rank and on two.
 
+use fs_err as fs;
+
 use crate::cluster::Job;
 use crate::reference::shipped;
 use crate::run_dir::RunDir;
@@ -49,6 +51,21 @@ fn plain_output_is_for_people_and_only_from_rank_0() {
         assert!((words[1].parse::<f64>().unwrap() - expected).abs() < 2e-6, "{words:?} instead of {expected}");
     }
     assert_eq!(ended[1].stdout, "");
+}
+
+#[test]
+fn a_model_in_several_files_is_scored() {
+    let dir = RunDir::new();
+    shipped(&dir, 3).succeed();
+    let parts = dir.path().join("parts");
+    fs::create_dir(&parts).unwrap();
+    fs::copy(dir.checkpoint("step-3").join("model.safetensors"), parts.join("part-1.safetensors")).unwrap();
+    let index = r#"{"weight_map": {"fc2.bias": "part-1.safetensors"}}"#;
+    fs::write(parts.join("model.safetensors.index.json"), index).unwrap();
+    let printed = Job::mnist("eval", dir.path()).arg("--json").arg("--checkpoint").arg(&parts).succeed();
+    let scores: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    let expected = dir.validations()[&3].0;
+    assert!((scores["loss"].as_f64().unwrap() - expected).abs() <= 1e-6 * expected, "{printed}");
 }
 
 #[test]

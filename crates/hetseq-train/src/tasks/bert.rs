@@ -12,7 +12,7 @@ use burn::tensor::Device;
 use hetseq_data::error::CorpusError;
 use hetseq_data::tokenize::{TOKENIZER_FILE, Tokenizer};
 use hetseq_data::{CorpusSplit, Costs, DataError, PretrainBatch, PretrainData};
-use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
+use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences, parameter_name};
 
 use crate::task::{Metric, Outcome, Pass, Samples, Task, TaskError, Term, Totals, Which};
 
@@ -120,20 +120,8 @@ impl Task for BertTask {
         self.config.init.as_deref()
     }
 
-    /// As in Hugging Face's files of any age, with or without heads.
     fn parameter_name(&self, theirs: &str) -> Option<String> {
-        let name = match theirs {
-            // Tied to the word embeddings, and to the bias beside it.
-            "cls.predictions.decoder.weight" => return None,
-            "cls.predictions.decoder.bias" => "cls.predictions.bias",
-            // A list of numbers that some versions saved.
-            _ if theirs.ends_with("position_ids") => return None,
-            _ => theirs,
-        };
-        let is_trunk = ["embeddings.", "encoder.", "pooler."].iter().any(|part| name.starts_with(part));
-        let name = if is_trunk { format!("bert.{name}") } else { name.to_owned() };
-        // As models that began in TensorFlow call them.
-        Some(name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"))
+        parameter_name(theirs)
     }
 
     /// What most published models were saved without.
