@@ -335,8 +335,6 @@ pub(crate) struct PrepBertArgs {
     /// `compact`: tokens, masked anew in every epoch. `hdf5`: masked now, in NVIDIA's layout
     #[arg(long, value_enum, default_value = "compact")]
     pub(crate) format: FormatArg,
-    #[command(flatten)]
-    pub(crate) hdf5: Hdf5Args,
     /// MiB of text per shard (default: 128, with hdf5 32)
     #[arg(long, value_name = "N")]
     pub(crate) shard_mb: Option<u64>,
@@ -346,6 +344,9 @@ pub(crate) struct PrepBertArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    // Last, since its heading would stand above what follows.
+    #[command(flatten)]
+    pub(crate) hdf5: Hdf5Args,
 }
 
 /// What is decided when masked samples are written; with `compact` it is decided when training.
