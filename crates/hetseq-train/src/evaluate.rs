@@ -214,4 +214,27 @@ mod tests {
         });
         assert_eq!(held, [[measured[0]]; 2]);
     }
+
+    #[test]
+    fn micro_batches_are_no_larger_than_those_of_training() {
+        let costs = Costs::PerSample(vec![10, 900, 30]);
+        assert_eq!(usual_caps(GlobalBatch::Sequences(33), 4, &costs), (None, Some(9)));
+        assert_eq!(usual_caps(GlobalBatch::Tokens(8000), 4, &costs), (Some(2000), None));
+        // What one device has to take at least.
+        assert_eq!(usual_caps(GlobalBatch::Tokens(2000), 4, &costs), (Some(900), None));
+    }
+
+    #[test]
+    fn nothing_read_is_no_perfect_score() {
+        let totals = |samples, counts| Totals { samples, counts, ..Totals::default() };
+        assert_eq!(check(&totals(5, vec![0, 3]), 5, None), Ok(()));
+        let torn = Skipped { sample: 1, reason: "a.jpg is torn".to_owned() };
+        let refusal = check(&totals(5, vec![0]), 5, Some(&torn)).unwrap_err();
+        assert_eq!(refusal, "none of the 5 validation samples could be used: a.jpg is torn");
+        assert!(
+            check(&totals(4, vec![4]), 5, None)
+                .unwrap_err()
+                .contains("4 validation samples were computed, there are 5")
+        );
+    }
 }

@@ -315,3 +315,23 @@ fn spread<T: Task>(crew: &mut Crew<T>, origin: Option<Restored>) -> Result<Resto
 fn odd(error: &serde_json::Error) -> TrainError {
     TrainError::Config(format!("the state of the run cannot be exchanged: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::tests::snapshot;
+
+    #[test]
+    fn going_back_links_the_best_of_what_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::at(dir.path());
+        checkpoints.prepare().unwrap();
+        for (update, best) in [(300, 300), (500, 300), (800, 800)] {
+            checkpoints.save(&snapshot(update, Some(best), 1.0), 10).unwrap();
+        }
+        settle(dir.path(), &checkpoints, &Aside::After(500), Some(300), "", 1).unwrap();
+        assert_eq!(checkpoints.steps(), [300, 500]);
+        assert!(checkpoints.best().unwrap().ends_with("step-300"));
+        assert!(dir.path().join("before-1/checkpoints/step-800").exists());
+    }
+}

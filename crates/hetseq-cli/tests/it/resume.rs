@@ -144,3 +144,16 @@ fn what_is_reset_is_for_rank_0_to_say() {
     shipped(&dir, 12).ranks(2).arg_on(0, "--reset").arg_on(0, "optimizer").succeed();
     assert_eq!(dir.end(), (12, "finished".to_owned()));
 }
+
+#[test]
+fn a_start_that_is_refused_late_has_moved_nothing() {
+    let dir = RunDir::new();
+    let job = |updates| shipped(&dir, updates).set("optim.name", "sgd").set("checkpoint.every", "2 updates");
+    job(6).set("optim.momentum", 0.9).succeed();
+    let before = dir.contents();
+    // Without momentum there is no place for the moments of the checkpoint, which only the optimizer knows.
+    let back = job(8).set("optim.momentum", 0).arg("--resume").arg(dir.checkpoint("step-2"));
+    let refused = back.run().remove(0);
+    assert_eq!(refused.code(), Some(2), "{refused:?}");
+    assert_eq!(dir.contents(), before);
+}
