@@ -94,6 +94,7 @@ fn bert_as_the_original_documents_it_on_two_machines() {
         "run.dir" = "bert_node2gpu4"
         "task.data" = "/d/test_128/"
         "task.config" = "/d/bert_config.json"
+        "task.tokenizer" = "/d/vocab.txt"
         "task.max_predictions_per_seq" = 20
         "batch.global" = 1024
         "batch.micro" = 32

@@ -184,6 +184,23 @@ fn a_checkpoint_is_a_hugging_face_directory_and_can_be_begun_with() {
 }
 
 #[test]
+fn the_command_line_of_the_original_trains() {
+    let dir = RunDir::new();
+    let line = format!(
+        "python3 train.py --task bert --data hdf5 --dict vocab.txt --config_file config.json --max_pred_length 20 \
+         --max-sentences 32 --fast-stat-sync --max-update 3 --update-freq 4 --valid-subset test --num-workers 4 \
+         --warmup-updates 10000 --total-num-update 1000000 --lr 0.0001 --weight-decay 0.01 --save-dir {} \
+         --distributed-world-size 1",
+        dir.path().join("run").display()
+    );
+    let config = dir.path().join("bert.toml");
+    let told = Job::new(["train", "--from-flags", &line, "--output"]).arg(&config).in_dir(corpus()).succeed();
+    assert!(!told.contains("will refuse"), "{told}");
+    Job::new(["train"]).arg(&config).in_dir(corpus()).set("run.devices", "cpu:1").succeed();
+    assert!(dir.path().join("run/checkpoints/step-3/tokenizer.json").exists());
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused() {
     let spoilt = scratch().join("spoilt");
     fs::create_dir_all(&spoilt).unwrap();

@@ -13,7 +13,8 @@ const fn flag(names: &'static [&'static str], takes: Takes, origin: Origin, beco
 const MODEL: &str = "the shape of the model is set in the [task] table";
 const TEXT: &str = "how text is read and prepared is set in the [task] table";
 const F32: &str = "everything is computed in 32 bits here, for now: the same result, more memory and time";
-const WEIGHTS: &str = "weights of other programs cannot be started from yet; a run resumes from its own checkpoints";
+const WEIGHTS: &str =
+    "a run resumes from its own checkpoints, and begins with weights in Hugging Face's names: task.init";
 const NETWORK: &str = "gradients travel over our own TCP links, summed in a fixed order";
 const LAUNCH: &str = "the line that starts each rank, printed at the end";
 const SCHEDULE: &str = "`optim.schedule`";
@@ -29,19 +30,15 @@ pub(in crate::from_flags) static FLAGS: &[Flag] = &[
     flag(&["data"], Value, Hetseq, Joins("`task.data`; in fairseq the first argument without dashes")),
     flag(&["config_file"], Value, Hetseq, Key("task.config", Kind::Text)),
     flag(&["max_pred_length"], Value, Hetseq, Key("task.max_predictions_per_seq", Kind::Count)),
-    flag(
-        &["dict"],
-        Value,
-        Hetseq,
-        Unneeded("the HDF5 files hold token ids already; the model's config has their number"),
-    ),
+    flag(&["dict"], Value, Hetseq, Key("task.tokenizer", Kind::Text)),
     flag(
         &["num_file"],
         Value,
         Hetseq,
         Look("all files of the directory are read; for fewer, make a directory of links to them"),
     ),
-    flag(&["hetseq_state_dict", "transformers_state_dict", "load_state_dict_strict"], Value, Hetseq, Look(WEIGHTS)),
+    flag(&["transformers_state_dict"], Value, Hetseq, Key("task.init", Kind::Text)),
+    flag(&["hetseq_state_dict", "load_state_dict_strict"], Value, Hetseq, Look(WEIGHTS)),
     flag(
         &[
             "train_file",
