@@ -19,15 +19,7 @@ impl Linear {
     }
 
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let mut shape = input.dims();
-        let inputs = shape[D - 1];
-        let rows = input.shape().num_elements() / inputs;
-        // As one matrix: with more dimensions the weight's gradient would be computed for each sample by itself and then added
-        // up.
-        let rows = input.reshape([rows, inputs]);
-        let output = burn::tensor::module::linear(rows, self.weight.val().transpose(), Some(self.bias.val()));
-        shape[D - 1] = output.dims()[1];
-        output.reshape(shape)
+        hetseq_kernels::linear(input, self.weight.val(), self.bias.val())
     }
 }
 
@@ -117,7 +109,7 @@ impl LayerNorm {
     }
 
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        burn::tensor::module::layer_norm(input, self.weight.val(), Some(self.bias.val()), self.epsilon)
+        hetseq_kernels::layer_norm(input, self.weight.val(), self.bias.val(), self.epsilon)
     }
 }
 
