@@ -87,10 +87,12 @@ impl Accumulator {
 
     /// Copies the sums into `flat`; a parameter without a gradient contributes zeros.
     pub(crate) fn download(self, layout: &Layout, flat: &mut [f32]) -> Result<(), String> {
-        flat.fill(0.0);
-        for (entry, sum) in layout.entries().iter().zip(self.sums) {
-            if let Some(sum) = sum {
-                copy_out(sum, &mut flat[entry.range.clone()])?;
+        let sums = self.sums.into_iter().chain(std::iter::repeat_with(|| None));
+        for (entry, sum) in layout.entries().iter().zip(sums) {
+            let out = &mut flat[entry.range.clone()];
+            match sum {
+                Some(sum) => copy_out(sum, out)?,
+                None => out.fill(0.0),
             }
         }
         Ok(())
