@@ -12,6 +12,7 @@ mod reference;
 mod run_dir;
 
 mod attacks;
+mod bench;
 mod directory;
 mod early_stop;
 mod eval;
