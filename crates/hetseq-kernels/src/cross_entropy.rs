@@ -5,13 +5,13 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
 use rayon::prelude::*;
 
-use crate::host::{Rule, Values, attach, input};
+use crate::host::{Rule, Values, attach, indices, input};
 use crate::math::{exp, largest, sum_of};
 
 /// `logits` is [row, class], `labels` has one class per row.
 pub fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     let [rows, classes] = logits.dims();
-    match input(&logits).zip(known(&labels, rows, classes)) {
+    match input(&logits).zip(indices(&labels, classes).filter(|labels| labels.len() == rows)) {
         Some((input, labels)) => {
             drop(logits);
             let logits = input.values;
@@ -26,14 +26,6 @@ pub fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1>
         }
         None => log_softmax(logits, 1).gather(1, labels.unsqueeze_dim(1)).sum().neg(),
     }
-}
-
-/// Labels in host memory; none if one of them is not a class, for Burn to complain about.
-fn known(labels: &Tensor<1, Int>, rows: usize, classes: usize) -> Option<Vec<usize>> {
-    let labels = labels.clone().try_into_data_as::<i64>().ok()?;
-    let labels = labels.as_slice::<i64>().ok()?.iter();
-    let labels: Vec<usize> = labels.filter_map(|&label| usize::try_from(label).ok()).collect();
-    (labels.len() == rows && labels.iter().all(|&label| label < classes)).then_some(labels)
 }
 
 /// log(sum of e^x)

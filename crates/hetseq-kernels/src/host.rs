@@ -14,7 +14,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
 /// A tensor's numbers and its place in the graph.
 pub(crate) struct Input {
@@ -30,6 +30,13 @@ pub(crate) fn input<const D: usize>(tensor: &Tensor<D>) -> Option<Input> {
     }
     let (primitive, node) = tensor.clone().try_into_primitive::<Autodiff<Flex>>().ok()?.into_parts();
     Some(Input { values: Values::new(primitive), node })
+}
+
+/// Indices below `limit` in host memory; none if one of them is not, for Burn to complain about.
+pub(crate) fn indices<const D: usize>(tensor: &Tensor<D, Int>, limit: usize) -> Option<Vec<usize>> {
+    let data = tensor.clone().try_into_data_as::<i64>().ok()?;
+    let index = |&index: &i64| usize::try_from(index).ok().filter(|&index| index < limit);
+    data.as_slice::<i64>().ok()?.iter().map(index).collect()
 }
 
 /// What an operation keeps for its backward pass, and that pass.

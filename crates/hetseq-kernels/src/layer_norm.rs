@@ -6,13 +6,15 @@ use rayon::prelude::*;
 use crate::host::{Rule, Values, attach, chunk_of_rows, input, sum_of_chunks};
 use crate::math::{sum_of, sum_of_pairs};
 
-/// `weight` and `bias` are as long as the last dimension.
+/// # Panics
+/// As Burn's, if `weight` and `bias` are not as long as the last dimension.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<D> {
     let (Some(input), Some(scale), Some(shift)) = (input(&x), input(&weight), input(&bias)) else {
         return burn::tensor::module::layer_norm(x, weight, Some(bias), epsilon);
     };
     let (x, weight, bias) = (input.values, scale.values, shift.values);
     let width = x.width();
+    assert_eq!([weight.get().len(), bias.get().len()], [width; 2], "the widths of a layer norm's parameters");
     let mut output = vec![0.0; x.get().len()];
     let rows = output.par_chunks_exact_mut(width).zip(x.get().par_chunks_exact(width));
     let rows = rows.with_min_len(chunk_of_rows(width) / width);

@@ -4,6 +4,7 @@
 
 mod cross_entropy;
 pub mod dropout;
+mod embedding;
 mod gelu;
 mod host;
 mod layer_norm;
@@ -14,6 +15,7 @@ mod softmax;
 
 pub use cross_entropy::cross_entropy_sum;
 pub use dropout::{dropout, dropout_of_rows};
+pub use embedding::embedding;
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;
 pub use linear::linear;

@@ -8,9 +8,12 @@ use rayon::prelude::*;
 use crate::host::{Rule, Values, attach, chunk_of_rows, input, sum_of_chunks};
 use crate::product::{Matrix, add_product, product};
 
+/// # Panics
+/// As Burn's, if the sizes do not fit.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<D> {
     let [outputs, inputs] = weight.dims();
     let mut shape = x.dims();
+    assert_eq!(shape[D - 1], inputs, "the width of what a linear layer is given");
     shape[D - 1] = outputs;
     let (Some(input), Some(factor), Some(summand)) = (input(&x), input(&weight), input(&bias)) else {
         // As one matrix: with more dimensions the weight's gradient would be computed for each sample by itself.

@@ -1,6 +1,8 @@
 //! Products of matrices in host memory, by the `gemm` crate, which Burn uses too. The one file that is not safe by the
 //! compiler's word: Burn's own product clears its output twice before it is written, which was 7 % of a step.
 
+use std::mem::MaybeUninit;
+
 use gemm::Parallelism;
 
 /// Rows one after the other, or the transpose of that.
@@ -27,24 +29,36 @@ impl<'a> Matrix<'a> {
 }
 
 /// `a b`, rows one after the other.
+#[allow(unsafe_code)]
 pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
-    let mut out = vec![0.0; a.rows * b.columns];
-    multiply(a, b, &mut out, false);
+    let count = a.rows * b.columns;
+    if a.columns == 0 {
+        return vec![0.0; count];
+    }
+    let mut out = Vec::with_capacity(count);
+    multiply(a, b, &mut out.spare_capacity_mut()[..count], false);
+    // SAFETY: `multiply` has written all of them.
+    unsafe { out.set_len(count) };
     out
 }
 
 /// `out += a b`
+#[allow(unsafe_code)]
 pub(crate) fn add_product(a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32]) {
+    // SAFETY: the same numbers, and `multiply` writes nothing but numbers.
+    let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<f32>]) };
     multiply(a, b, out, true);
 }
 
 /// From here on threads help.
 const PARALLEL: usize = 192 * 192 * 192;
 
+/// `out = a b`, or `out += a b` if `add`, and then `out` must have been initialised.
+///
 /// # Panics
 /// If the sizes do not fit.
 #[allow(unsafe_code)]
-fn multiply(a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], add: bool) {
+fn multiply(a: Matrix<'_>, b: Matrix<'_>, out: &mut [MaybeUninit<f32>], add: bool) {
     let (rows, inner, columns) = (a.rows, a.columns, b.columns);
     assert_eq!(inner, b.rows, "a product of {rows} x {inner} and {} x {columns}", b.rows);
     assert_eq!(out.len(), rows * columns, "room for a product of {rows} x {columns}");
@@ -52,13 +66,14 @@ fn multiply(a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], add: bool) {
     let parallelism = if is_large { Parallelism::Rayon(0) } else { Parallelism::None };
     // SAFETY: `Matrix::new` and `transposed` are the only ways to a matrix, so that its largest index,
     // (rows - 1) row_stride + (columns - 1) column_stride, lies within its values; `out` is as large as asserted above, and
-    // borrowed mutably, so that it overlaps neither. All numbers are initialised.
+    // borrowed mutably, so that it overlaps neither. It is read only if `add`, and each element is written, since the inner
+    // dimension is not empty.
     unsafe {
         gemm::gemm(
             rows,
             columns,
             inner,
-            out.as_mut_ptr(),
+            out.as_mut_ptr().cast::<f32>(),
             1,
             columns as isize,
             add,
@@ -101,6 +116,8 @@ mod tests {
     #[test]
     fn nothing_is_a_matrix_too() {
         assert_eq!(product(Matrix::new(&[], 3), Matrix::new(&[0.0; 6], 2)), [0.0; 0]);
+        // No rows, three columns: turned round, three times nothing.
+        assert_eq!(product(Matrix::new(&[], 3).transposed(), Matrix::new(&[], 2)), [0.0; 6]);
     }
 
     #[test]

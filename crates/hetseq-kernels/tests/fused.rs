@@ -6,7 +6,7 @@
 
 use burn::tensor::activation;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use hetseq_kernels::{cross_entropy_sum, gelu, layer_norm, linear, softmax};
+use hetseq_kernels::{cross_entropy_sum, embedding, gelu, layer_norm, linear, softmax};
 use hetseq_random::Key;
 
 const EPSILON: f64 = 1e-12;
@@ -142,6 +142,22 @@ fn cross_entropy_of_rows() {
             |x, _, _| scaled(composed(x.clone()), x),
         );
     }
+}
+
+#[test]
+fn embedding_of_ids_that_occur_again() {
+    let ids = || {
+        let ids: Vec<i32> = (0..60).map(|i| Key::root(2).below(i, 9) as i32).collect();
+        Tensor::<2, Int>::from_data(TensorData::new(ids, [4, 15]), &device())
+    };
+    // Of ten entries one never occurs.
+    let scaled = |vectors: Tensor<3>, x: Tensor<3>| vectors * x;
+    check(
+        [4, 15, 33],
+        [10, 33],
+        |x, table, _| scaled(embedding(table, ids()), x),
+        |x, table, _| scaled(burn::tensor::module::embedding(table, ids()), x),
+    );
 }
 
 /// Without autodiff they are composed of Burn's.

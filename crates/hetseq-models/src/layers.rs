@@ -126,7 +126,7 @@ impl Embedding {
 
     /// `ids` is [sample, position]; the answer has the features as third dimension.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        burn::tensor::module::embedding(self.weight.val(), ids)
+        hetseq_kernels::embedding(self.weight.val(), ids)
     }
 }
 
