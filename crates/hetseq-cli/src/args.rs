@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hetseq_comm::{Place, PlaceFlags, Route};
+use hetseq_train::bench::geometries;
 use hetseq_train::{ConfigSource, TrainError, WireType};
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
@@ -224,20 +225,33 @@ pub(crate) struct BenchDataArgs {
     pub(crate) json: bool,
 }
 
-/// Time training steps (forward, backward, optimizer), without network or checkpoints.
+/// Time training steps (load, forward, backward, sum, optimizer), without network or checkpoints.
+///
+/// What is timed is either the task of a run's TOML file (by default the image task on drawn digits), or with --config
+/// pre-training of BERT in a fixed geometry on made-up tokens, which needs no data. scripts/bench-pytorch holds the latter
+/// against PyTorch.
 #[derive(Debug, Args)]
 pub(crate) struct BenchStepArgs {
-    /// A config whose task to time (default: the image task on drawn digits)
-    pub(crate) config: Option<PathBuf>,
-    /// Set a key of the config
+    /// A run's TOML file whose task to time (default: the image task on drawn digits)
+    #[arg(value_name = "RUN.TOML")]
+    pub(crate) path: Option<PathBuf>,
+    /// Set a key of that file
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) sets: Vec<String>,
-    /// As run.devices; several are timed in turn, interleaved
-    #[arg(long, default_values = ["cpu:1", "cpu"])]
-    pub(crate) devices: Vec<String>,
-    /// Samples per update
-    #[arg(long, default_value_t = 1024, value_parser = at_least_one())]
-    pub(crate) batch: u32,
+    /// As run.devices; several are timed in turn, interleaved (default: cpu:1 and cpu, with --config cpu)
+    #[arg(long)]
+    devices: Vec<String>,
+    /// Samples per update (default: 1024, with --config what the geometry has)
+    #[arg(long, value_parser = at_least_one())]
+    pub(crate) batch: Option<u32>,
+    /// Instead of a TOML file: BERT of this geometry
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(geometries()))]
+    #[arg(conflicts_with_all = ["path", "sets"], help_heading = "BERT without data")]
+    pub(crate) config: Option<String>,
+    /// With --config: so many single-threaded devices share the batch, as --devices cpu:N (default: one per core)
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    #[arg(requires = "config", conflicts_with = "devices", help_heading = "BERT without data")]
+    threads: Option<u32>,
     /// Timed steps per round
     #[arg(long, default_value_t = 10, value_parser = at_least_one())]
     pub(crate) steps: u32,
@@ -250,6 +264,20 @@ pub(crate) struct BenchStepArgs {
     /// Print one JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl BenchStepArgs {
+    /// What was typed as --devices or --threads, or what is meant without.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        if !self.devices.is_empty() {
+            return self.devices.clone();
+        }
+        match (&self.config, self.threads) {
+            (Some(_), Some(threads)) => vec![format!("cpu:{threads}")],
+            (Some(_), None) => vec!["cpu".to_owned()],
+            (None, _) => ["cpu:1", "cpu"].map(str::to_owned).to_vec(),
+        }
+    }
 }
 
 /// Make training data.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use hetseq_metrics::median;
-use hetseq_train::bench::{StepReport, StepRequest};
+use hetseq_train::bench::{StepReport, StepRequest, step_of_geometry};
 use hetseq_train::{ConfigSource, Tasks};
 
 use crate::args::{BenchArgs, BenchStepArgs, read_config};
@@ -28,43 +28,67 @@ pub(crate) fn bench(tasks: &Tasks, args: &BenchArgs) -> anyhow::Result<ExitCode>
 
 fn step(tasks: &Tasks, args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
     let scratch = Scratch::new()?;
-    let source = match &args.config {
-        Some(path) => read_config(path, &args.sets)?,
-        None => {
+    let source = match (&args.config, &args.path) {
+        (Some(_), _) => None,
+        (None, Some(path)) => Some(read_config(path, &args.sets)?),
+        (None, None) => {
             write_digits(&scratch.0, 1024, 16, 1)?;
             let mut sets = vec![format!("task.data={:?}", scratch.0.display().to_string())];
             sets.extend(args.sets.iter().cloned());
-            ConfigSource::from_text("bench", DIGITS.to_owned(), &sets)
+            Some(ConfigSource::from_text("bench", DIGITS.to_owned(), &sets))
         }
     };
-    let mut rounds: Vec<Vec<StepReport>> = vec![Vec::new(); args.devices.len()];
+    let one = |devices: &str| {
+        let mut request = StepRequest {
+            devices: devices.to_owned(),
+            batch: args.batch.map(|batch| batch as usize),
+            steps: args.steps as usize,
+            warmup: args.warmup as usize,
+        };
+        match (&source, &args.config) {
+            (Some(source), _) => {
+                request.batch = request.batch.or(Some(1024));
+                tasks.bench_step(source, &request)
+            }
+            (None, config) => step_of_geometry(config.as_deref().unwrap_or_default(), &request),
+        }
+    };
+    let sides = args.devices();
+    let mut rounds: Vec<Vec<StepReport>> = vec![Vec::new(); sides.len()];
     for round in 0..args.rounds {
-        for (devices, reports) in args.devices.iter().zip(&mut rounds) {
+        for (devices, reports) in sides.iter().zip(&mut rounds) {
             say(&format!("round {}/{}: {devices}", round + 1, args.rounds));
-            let request = StepRequest {
-                devices: devices.clone(),
-                batch: args.batch as usize,
-                steps: args.steps as usize,
-                warmup: args.warmup as usize,
-            };
-            reports.push(tasks.bench_step(&source, &request)?);
+            reports.push(one(devices)?);
         }
     }
+    report(args, &sides, rounds)
+}
+
+/// A line for each choice of devices, held against the first.
+fn report(args: &BenchStepArgs, sides: &[String], rounds: Vec<Vec<StepReport>>) -> anyhow::Result<ExitCode> {
     let first = rounds.first().cloned().unwrap_or_default();
-    for (name, reports) in args.devices.iter().zip(rounds) {
+    for (name, reports) in sides.iter().zip(rounds) {
         // Of each round by itself: what slows the whole machine down for a while slows both sides.
         let ratios = reports.iter().zip(&first).map(|(report, first)| first.step_ms / report.step_ms).collect();
         let speed_up = median(ratios);
         let report = typical(reports)?;
         if args.json {
             let mut object = serde_json::to_value(&report)?;
+            object["config"] = args.config.clone().into();
             object["run_devices"] = name.as_str().into();
             object["speed_up"] = speed_up.into();
             print_line(&object.to_string());
         } else {
             print_line(&format!(
-                "{name:<8} {} devices: {:.1} ms a step, {:.0} samples/s, {:.2} cores busy, {speed_up:.2} times the first",
-                report.devices, report.step_ms, report.samples_per_second, report.cpu_over_wall
+                "{name:<8} {} devices: {:.1} ms a step (best {:.1}), {:.0} samples/s, {:.0} tokens/s, {:.2} cores busy, at most \
+                 {} MB, {speed_up:.2} times the first",
+                report.devices,
+                report.step_ms,
+                report.best_ms,
+                report.samples_per_second,
+                report.tokens_per_s,
+                report.cpu_over_wall,
+                report.peak_rss_mb,
             ));
         }
     }

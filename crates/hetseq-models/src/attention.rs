@@ -1,9 +1,8 @@
 //! Scaled dot-product attention over several heads (Vaswani et al., 2017), without the projections around it: those belong
 //! to the model, whose names they carry. Queries may be another sequence than keys and values.
 
-use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor, TensorData};
-use hetseq_kernels::dropout_of_rows;
+use hetseq_kernels::{dropout_of_rows, softmax};
 use hetseq_random::Key;
 
 /// The longest sequence that can be attended to: so many elements a row of attention weights has for the purpose of dropout,
@@ -39,7 +38,7 @@ impl Attention<'_> {
             Some(bias) => scores + bias.clone(),
             None => scores,
         };
-        let weights = self.drop(softmax(scores, 3));
+        let weights = self.drop(softmax(scores));
         weights.matmul(split(value, keys)).swap_dims(1, 2).reshape([samples, queries, width])
     }
 

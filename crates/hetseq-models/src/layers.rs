@@ -19,7 +19,7 @@ impl Linear {
     }
 
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        burn::tensor::module::linear(input, self.weight.val().transpose(), Some(self.bias.val()))
+        hetseq_kernels::linear(input, self.weight.val(), self.bias.val())
     }
 }
 
@@ -109,7 +109,7 @@ impl LayerNorm {
     }
 
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        burn::tensor::module::layer_norm(input, self.weight.val(), Some(self.bias.val()), self.epsilon)
+        hetseq_kernels::layer_norm(input, self.weight.val(), self.bias.val(), self.epsilon)
     }
 }
 
@@ -126,7 +126,7 @@ impl Embedding {
 
     /// `ids` is [sample, position]; the answer has the features as third dimension.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        burn::tensor::module::embedding(self.weight.val(), ids)
+        hetseq_kernels::embedding(self.weight.val(), ids)
     }
 }
 

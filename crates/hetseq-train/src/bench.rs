@@ -1,11 +1,13 @@
 //! `hetseq bench step`: how fast training steps are, on the same devices and replicas that train.
 
+mod masked_words;
+
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
 use hetseq_metrics::median;
-use hetseq_optim::Optimizer;
+use hetseq_optim::{Optimizer, OptimizerConfig, OptimizerName};
 use hetseq_random::Key;
 use serde::Serialize;
 
@@ -17,12 +19,16 @@ use crate::header::scales;
 use crate::loader::{self, Loader, Order};
 use crate::task::{Task, Which};
 
+use masked_words::MaskedWords;
+pub use masked_words::names as geometries;
+
 /// What to time.
 #[derive(Debug, Clone)]
 pub struct StepRequest {
+    /// As `run.devices`.
     pub devices: String,
-    /// Samples per update, cut evenly over the devices.
-    pub batch: usize,
+    /// Samples per update, cut evenly over the devices; if none is given, as many as the geometry has.
+    pub batch: Option<usize>,
     pub steps: usize,
     pub warmup: usize,
 }
@@ -34,33 +40,79 @@ pub struct StepReport {
     pub threads: usize,
     pub parameters: usize,
     pub batch: usize,
-    /// Medians over the steps.
+    /// The median over the steps; so are the rates below.
     pub step_ms: f64,
+    pub best_ms: f64,
     pub samples_per_second: f64,
+    /// Without padding.
+    pub tokens_per_s: f64,
     /// CPU time of the whole process over wall time: how many cores were busy.
     pub cpu_over_wall: f64,
+    /// CPU time of the whole process per step: comparable on a machine that others use too.
+    pub cpu_ms: f64,
+    /// The most memory that the process has ever held, in MiB.
+    pub peak_rss_mb: u64,
 }
 
+/// What else a step depends on.
+struct Setting {
+    optimizer: OptimizerConfig,
+    lr: f32,
+    seed: u64,
+    loader_threads: Option<usize>,
+    patience: Duration,
+}
+
+/// Time the configured task.
 pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) -> Result<StepReport, TrainError> {
-    let task = Arc::new(open::<T>(&config)?);
+    let setting = Setting {
+        optimizer: config.optim.optimizer(),
+        lr: 1e-3,
+        seed: config.run.seed,
+        loader_threads: config.run.loader_threads,
+        patience: config.comm.progress(),
+    };
+    time(open::<T>(&config)?, &setting, request)
+}
+
+/// Time BERT in one of the [`geometries`], without any data.
+pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport, TrainError> {
+    let unknown = || TrainError::Config(format!("no geometry is called {name}: there are {}", geometries().join(", ")));
+    let geometry = masked_words::find(name).ok_or_else(unknown)?;
+    let setting = Setting {
+        optimizer: OptimizerConfig { name: OptimizerName::Adam, ..OptimizerConfig::default() },
+        lr: 1e-4,
+        seed: 1,
+        loader_threads: None,
+        patience: Duration::from_secs(1800),
+    };
+    let task = MaskedWords::open(&geometry).map_err(|reason| TrainError::Task { task: MaskedWords::NAME, reason })?;
+    let batch = request.batch.or(Some(geometry.sequences));
+    time(task, &setting, &StepRequest { batch, ..request.clone() })
+}
+
+fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<StepReport, TrainError> {
+    let task = Arc::new(task);
     let layout = Arc::new(layout_of(&*task)?);
     let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
     let specs =
         parse_devices(&request.devices, cores).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
-    let devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
-    let pool = loader::pool(config.run.loader_threads, &specs, cores)?;
-    let loader = Loader::start(&task, config.run.seed, &pool, config.comm.progress())?;
-    let mut optimizer = Optimizer::new(&config.optim.optimizer(), &layout)?;
-    let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, config.run.seed));
-    let samples = task.costs(Which::Train).samples() as u32;
+    let devices = Devices::start(&task, &layout, &specs, setting.patience)?;
+    let pool = loader::pool(setting.loader_threads, &specs, cores)?;
+    let loader = Loader::start(&task, setting.seed, &pool, setting.patience)?;
+    let mut optimizer = Optimizer::new(&setting.optimizer, &layout)?;
+    let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, setting.seed));
+    let costs = task.costs(Which::Train);
+    let batch = request.batch.unwrap_or(costs.samples());
+    let ids: Vec<u32> = (0..batch as u32).map(|i| i % costs.samples() as u32).collect();
     let order = || {
-        let ids: Vec<u32> = (0..request.batch as u32).map(|i| i % samples).collect();
-        let per_device = request.batch.div_ceil(specs.len());
+        let per_device = batch.div_ceil(specs.len());
         let devices = ids.chunks(per_device.max(1)).map(|ids| vec![ids.to_vec()]);
         let devices = devices.chain(std::iter::repeat_with(Vec::new)).take(specs.len()).collect();
         loader.order(Order { which: Which::Train, epoch: 0, devices })
     };
     order()?;
+    let weights: Vec<f64> = task.terms().iter().map(|term| term.weight).collect();
     let mut seconds = Vec::new();
     let mut mark = (Instant::now(), cpu_seconds());
     for k in 0..request.warmup + request.steps {
@@ -71,27 +123,40 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
         devices.load(&parameters)?;
         let work = loader.take()?;
         order()?;
-        let weights: Vec<f64> = task.terms().iter().map(|term| term.weight).collect();
         let scales = scales(&weights, &work.counts);
         let sum = devices.gradients(work.devices, scales, Key::root(0).index(k as u64))?;
         let values = Arc::make_mut(&mut parameters);
-        optimizer.step(values, &sum.flat[..layout.len()], 1.0, 1e-3);
+        optimizer.step(values, &sum.flat[..layout.len()], 1.0, setting.lr);
         if k >= request.warmup {
             seconds.push(started.elapsed().as_secs_f64());
         }
     }
-    let cpu_over_wall = (cpu_seconds() - mark.1) / mark.0.elapsed().as_secs_f64();
+    let (wall, cpu) = (mark.0.elapsed().as_secs_f64(), cpu_seconds() - mark.1);
+    let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
+    let tokens: u64 = ids.iter().map(|&id| u64::from(costs.tokens(id))).sum();
     let median = median(seconds);
     Ok(StepReport {
         task: T::NAME.to_owned(),
         devices: specs.len(),
         threads: specs.iter().map(|spec| spec.threads).sum(),
         parameters: layout.len(),
-        batch: request.batch,
+        batch,
         step_ms: 1e3 * median,
-        samples_per_second: request.batch as f64 / median,
-        cpu_over_wall,
+        best_ms: 1e3 * best,
+        samples_per_second: batch as f64 / median,
+        tokens_per_s: tokens as f64 / median,
+        cpu_over_wall: cpu / wall,
+        cpu_ms: 1e3 * cpu / request.steps as f64,
+        peak_rss_mb: peak_rss_mb(),
     })
+}
+
+/// What Linux calls the high-water mark of the resident set; 0 elsewhere.
+fn peak_rss_mb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse().ok());
+    kib.unwrap_or(0u64) / 1024
 }
 
 /// User and system time of this process.

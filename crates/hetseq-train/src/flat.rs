@@ -85,26 +85,29 @@ impl Accumulator {
         model.visit(&mut visitor);
     }
 
-    /// Copies the sums into `flat`; a parameter without a gradient contributes zeros.
-    pub(crate) fn download(self, layout: &Layout, flat: &mut [f32]) -> Result<(), String> {
-        flat.fill(0.0);
-        for (entry, sum) in layout.entries().iter().zip(self.sums) {
-            if let Some(sum) = sum {
-                copy_out(sum, &mut flat[entry.range.clone()])?;
+    /// The sums in the flat layout, with room for `more` numbers behind them; a parameter without a gradient contributes
+    /// zeros. Entries of a layout follow each other without gaps, so nothing has to be cleared first.
+    pub(crate) fn download(self, layout: &Layout, more: usize) -> Result<Vec<f32>, String> {
+        let mut flat = Vec::with_capacity(layout.len() + more);
+        let sums = self.sums.into_iter().chain(std::iter::repeat_with(|| None));
+        for (entry, sum) in layout.entries().iter().zip(sums) {
+            match sum {
+                Some(sum) => append(sum, entry.range.len(), &mut flat)?,
+                None => flat.resize(entry.range.end, 0.0),
             }
         }
-        Ok(())
+        Ok(flat)
     }
 }
 
-/// A tensor's values as `f32`.
-pub(crate) fn copy_out(tensor: Tensor<1>, out: &mut [f32]) -> Result<(), String> {
+/// Appends a tensor's `count` values as `f32`.
+pub(crate) fn append(tensor: Tensor<1>, count: usize, out: &mut Vec<f32>) -> Result<(), String> {
     let data = tensor.try_into_data_as::<f32>().map_err(|error| error.to_string())?;
     let values = data.as_slice::<f32>().map_err(|error| format!("{error:?}"))?;
-    if values.len() != out.len() {
-        return Err(format!("a tensor of {} values where {} were expected", values.len(), out.len()));
+    if values.len() != count {
+        return Err(format!("a tensor of {} values where {count} were expected", values.len()));
     }
-    out.copy_from_slice(values);
+    out.extend_from_slice(values);
     Ok(())
 }
 
@@ -175,8 +178,8 @@ mod tests {
             let mut gradients = model.forward(images.clone(), 0.0, &[]).sum().backward();
             sums.add(&model, &mut gradients);
         }
-        let mut out = vec![f32::NAN; layout.len()];
-        sums.download(&layout, &mut out).unwrap();
+        let out = sums.download(&layout, 0).unwrap();
+        assert_eq!(out.len(), layout.len());
         assert_eq!(out[layout.get("fc2.bias").unwrap().range.clone()], [10.0; 3]);
         assert!(out.iter().all(|x| x.is_finite()));
     }

@@ -62,11 +62,10 @@ impl<T: Task> Replica<T> {
             });
             pass.tape.backward(&minimised, |gradients| sums.add(&self.model, gradients));
         }
-        let mut flat = vec![0.0; self.layout.len() + self.terms];
-        let (gradient, tail) = flat.split_at_mut(self.layout.len());
-        sums.download(&self.layout, gradient)?;
-        if let Some(losses) = losses {
-            flat::copy_out(losses, tail)?;
+        let mut flat = sums.download(&self.layout, self.terms)?;
+        match losses {
+            Some(losses) => flat::append(losses, self.terms, &mut flat)?,
+            None => flat.resize(self.layout.len() + self.terms, 0.0),
         }
         Ok(Work { flat, compute: start.elapsed() })
     }
@@ -98,8 +97,8 @@ impl<T: Task> Replica<T> {
 fn scalars(sums: Vec<Tensor<1>>) -> Result<Vec<f64>, String> {
     sums.into_iter()
         .map(|sum| {
-            let mut value = [0.0f32];
-            flat::copy_out(sum.inner(), &mut value).map(|()| f64::from(value[0]))
+            let mut value = Vec::with_capacity(1);
+            flat::append(sum.inner(), 1, &mut value).map(|()| f64::from(value[0]))
         })
         .collect()
 }

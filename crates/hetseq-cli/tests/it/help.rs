@@ -27,7 +27,7 @@ fn every_subcommand_explains_itself() {
         ("bench", &["step", "comm", "data"]),
         ("bench comm", &["--world", "--mb", "--wire", "--route", "--own", "--json"]),
         ("bench data", &["DIRS", "--batch", "--max-seq-length", "--json"]),
-        ("bench step", &["--devices", "--batch", "--json"]),
+        ("bench step", &["--config", "base2", "--threads", "--devices", "--batch", "bench-pytorch", "--json"]),
         ("prep", &["digits", "image-folder", "bert", "verify"]),
         (
             "prep bert",

@@ -1,7 +1,8 @@
 //! The shape of a BERT, in the words of Hugging Face's `config.json` and of Google's `bert_config.json`, which it reads.
 
 use burn::tensor::Tensor;
-use burn::tensor::activation::{gelu, gelu_approximate, relu, silu};
+use burn::tensor::activation::{gelu_approximate, relu, silu};
+use hetseq_kernels::gelu;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -40,7 +40,7 @@ impl Predictions {
     pub(super) fn forward(&self, hidden: Tensor<2>, words: Tensor<2>) -> Tensor<2> {
         let Transform { dense, LayerNorm, activation } = &self.transform;
         let x = LayerNorm.forward(activation.apply(dense.forward(hidden)));
-        burn::tensor::module::linear(x, words.transpose(), Some(self.bias.val()))
+        hetseq_kernels::linear(x, words, self.bias.val())
     }
 }
 

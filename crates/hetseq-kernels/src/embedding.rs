@@ -1,0 +1,41 @@
+//! Rows of a table, looked up by id.
+
+use burn::tensor::{Int, Tensor};
+
+use crate::host::{Rule, Values, attach, indices, input};
+
+/// `table` is [entry, feature] and `ids` [sample, position]; the answer has the features as third dimension.
+pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
+    let ([entries, width], [samples, positions]) = (table.dims(), ids.dims());
+    match input(&table).zip(indices(&ids, entries)) {
+        Some((input, ids)) => {
+            let mut output = Vec::with_capacity(ids.len() * width);
+            for &id in &ids {
+                output.extend_from_slice(&input.values.get()[id * width..][..width]);
+            }
+            let output = Values::from_vec(output, vec![samples, positions, width]);
+            attach([input.node], output, Embedding { entries, ids })
+        }
+        None => burn::tensor::module::embedding(table, ids),
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Embedding {
+    entries: usize,
+    ids: Vec<usize>,
+}
+
+impl Rule<1> for Embedding {
+    /// An id may occur more than once, hence one thread: all others would have to wait for it anyway.
+    fn gradients(self, upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+        let width = upstream.width();
+        let mut sums = vec![0.0; self.entries * width];
+        for (&id, row) in self.ids.iter().zip(upstream.get().chunks_exact(width)) {
+            for (sum, g) in sums[id * width..][..width].iter_mut().zip(row) {
+                *sum += g;
+            }
+        }
+        [Some(Values::from_vec(sums, vec![self.entries, width]))]
+    }
+}

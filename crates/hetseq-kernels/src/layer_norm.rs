@@ -1,0 +1,105 @@
+//! Layer norm (Ba et al., 2016) over the last dimension.
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::host::{Rule, Values, attach, chunk_of_rows, input, sum_of_chunks};
+use crate::math::{sum_of, sum_of_pairs};
+
+/// # Panics
+/// As Burn's, if `weight` and `bias` are not as long as the last dimension.
+pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    let (Some(input), Some(scale), Some(shift)) = (input(&x), input(&weight), input(&bias)) else {
+        return burn::tensor::module::layer_norm(x, weight, Some(bias), epsilon);
+    };
+    let (x, weight, bias) = (input.values, scale.values, shift.values);
+    let width = x.width();
+    assert_eq!([weight.get().len(), bias.get().len()], [width; 2], "the widths of a layer norm's parameters");
+    let mut output = vec![0.0; x.get().len()];
+    let rows = output.par_chunks_exact_mut(width).zip(x.get().par_chunks_exact(width));
+    let rows = rows.with_min_len(chunk_of_rows(width) / width);
+    let statistics = rows
+        .map(|(output, x)| {
+            let statistics = Statistics::of(x, epsilon as f32);
+            let Statistics { mean, inverse } = statistics;
+            for (((y, &x), &weight), &bias) in output.iter_mut().zip(x).zip(weight.get()).zip(bias.get()) {
+                *y = (x - mean) * inverse * weight + bias;
+            }
+            statistics
+        })
+        .collect();
+    let output = Values::from_vec(output, x.shape());
+    attach([input.node, scale.node, shift.node], output, LayerNorm { x, weight, statistics })
+}
+
+/// Of one row.
+#[derive(Debug, Clone, Copy)]
+struct Statistics {
+    mean: f32,
+    /// Of the standard deviation.
+    inverse: f32,
+}
+
+impl Statistics {
+    fn of(row: &[f32], epsilon: f32) -> Self {
+        let count = row.len() as f32;
+        let mean = sum_of(row, |x| x) / count;
+        let variance = sum_of(row, |x| (x - mean) * (x - mean)) / count;
+        Statistics { mean, inverse: 1.0 / (variance + epsilon).sqrt() }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct LayerNorm {
+    x: Values,
+    weight: Values,
+    statistics: Vec<Statistics>,
+}
+
+impl Rule<3> for LayerNorm {
+    fn gradients(self, mut upstream: Values, _: [bool; 3]) -> [Option<Values>; 3] {
+        let (width, weight) = (self.x.width(), self.weight.get());
+        let chunk = chunk_of_rows(width);
+        let gradients = upstream.get_mut().par_chunks_mut(chunk).zip(self.x.get().par_chunks(chunk));
+        let partial: Vec<Vec<f32>> = gradients
+            .zip(self.statistics.par_chunks(chunk / width))
+            .map(|((gradients, x), statistics)| {
+                // Of the weight, then of the bias.
+                let mut sums = vec![0.0; 2 * width];
+                let (of_weight, of_bias) = sums.split_at_mut(width);
+                let rows = gradients.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics);
+                rows.for_each(|((gradient, x), statistics)| {
+                    backward(gradient, x, weight, statistics, of_weight, of_bias)
+                });
+                sums
+            })
+            .collect();
+        let mut of_weight = sum_of_chunks(partial, 2 * width);
+        let of_bias = of_weight.split_off(width);
+        [Some(upstream), Some(Values::from_vec(of_weight, vec![width])), Some(Values::from_vec(of_bias, vec![width]))]
+    }
+}
+
+/// With n = (x - mean) inverse and h = g weight: `inverse (h - mean of h - n mean of h n)`, in place of the gradient.
+fn backward(
+    gradient: &mut [f32],
+    x: &[f32],
+    weight: &[f32],
+    &Statistics { mean, inverse }: &Statistics,
+    of_weight: &mut [f32],
+    of_bias: &mut [f32],
+) {
+    let count = x.len() as f32;
+    for ((((g, &x), &weight), of_weight), of_bias) in
+        gradient.iter_mut().zip(x).zip(weight).zip(of_weight.iter_mut()).zip(of_bias.iter_mut())
+    {
+        *of_weight += *g * ((x - mean) * inverse);
+        *of_bias += *g;
+        *g *= weight;
+    }
+    let mean_h = sum_of(gradient, |h| h) / count;
+    let mean_hn = sum_of_pairs(gradient, x, |h, x| h * ((x - mean) * inverse)) / count;
+    for (h, &x) in gradient.iter_mut().zip(x) {
+        *h = inverse * (*h - mean_h - (x - mean) * inverse * mean_hn);
+    }
+}

@@ -1,0 +1,62 @@
+//! `y = x Wᵀ + b` over the last dimension, the weight laid out as PyTorch does it ([out, in]).
+//!
+//! Beside Burn's products this saves the passes that add the bias and that turn the weight's gradient round.
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::host::{Rule, Values, attach, chunk_of_rows, input, sum_of_chunks};
+use crate::product::{Matrix, add_product, product};
+
+/// # Panics
+/// As Burn's, if the sizes do not fit.
+pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<D> {
+    let [outputs, inputs] = weight.dims();
+    let mut shape = x.dims();
+    assert_eq!(shape[D - 1], inputs, "the width of what a linear layer is given");
+    shape[D - 1] = outputs;
+    let (Some(input), Some(factor), Some(summand)) = (input(&x), input(&weight), input(&bias)) else {
+        // As one matrix: with more dimensions the weight's gradient would be computed for each sample by itself.
+        let rows = x.reshape([-1, inputs as i32]);
+        return burn::tensor::module::linear(rows, weight.transpose(), Some(bias)).reshape(shape);
+    };
+    let (x, weight, bias) = (input.values, factor.values, summand.values);
+    let rows = x.get().len() / inputs;
+    let mut output = bias.get().repeat(rows);
+    add_product(Matrix::new(x.get(), inputs), Matrix::new(weight.get(), inputs).transposed(), &mut output);
+    let output = Values::from_vec(output, shape.to_vec());
+    attach([input.node, factor.node, summand.node], output, Linear { x, weight })
+}
+
+#[derive(Debug, Clone)]
+struct Linear {
+    x: Values,
+    weight: Values,
+}
+
+impl Rule<3> for Linear {
+    fn gradients(self, upstream: Values, [of_x, of_weight, of_bias]: [bool; 3]) -> [Option<Values>; 3] {
+        let (inputs, outputs) = (self.x.width(), upstream.width());
+        let gradient = Matrix::new(upstream.get(), outputs);
+        let x = || product(gradient, Matrix::new(self.weight.get(), inputs));
+        let weight = || product(gradient.transposed(), Matrix::new(self.x.get(), inputs));
+        let bias = || {
+            let chunks = upstream.get().par_chunks(chunk_of_rows(outputs));
+            let partial = chunks.map(|rows| {
+                let mut sums = vec![0.0; outputs];
+                for row in rows.chunks_exact(outputs) {
+                    for (sum, g) in sums.iter_mut().zip(row) {
+                        *sum += g;
+                    }
+                }
+                sums
+            });
+            sum_of_chunks(partial.collect(), outputs)
+        };
+        [
+            of_x.then(|| Values::from_vec(x(), self.x.shape())),
+            of_weight.then(|| Values::from_vec(weight(), self.weight.shape())),
+            of_bias.then(|| Values::from_vec(bias(), vec![outputs])),
+        ]
+    }
+}

@@ -1,0 +1,55 @@
+//! Softmax over the last dimension.
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::host::{Rule, Values, attach, chunk_of_rows, input};
+use crate::math::{exp, largest, sum_of, sum_of_pairs};
+
+pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let Some(input) = input(&x) else {
+        return burn::tensor::activation::softmax(x, D - 1);
+    };
+    drop(x);
+    // In place, since nobody but the softmax sees its input.
+    let mut output = input.values;
+    let width = output.width();
+    output.get_mut().par_chunks_mut(chunk_of_rows(width)).for_each(|rows| {
+        rows.chunks_exact_mut(width).for_each(normalise);
+    });
+    attach([input.node], output.clone(), Softmax { output })
+}
+
+fn normalise(row: &mut [f32]) {
+    let largest = largest(row);
+    for x in row.iter_mut() {
+        *x = exp(*x - largest);
+    }
+    let scale = 1.0 / sum_of(row, |x| x);
+    for x in row.iter_mut() {
+        *x *= scale;
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Softmax {
+    output: Values,
+}
+
+impl Rule<1> for Softmax {
+    /// y (g - sum of g y)
+    fn gradients(self, mut upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+        let width = self.output.width();
+        let chunk = chunk_of_rows(width);
+        let chunks = upstream.get_mut().par_chunks_mut(chunk).zip(self.output.get().par_chunks(chunk));
+        chunks.for_each(|(gradients, outputs)| {
+            for (gradient, output) in gradients.chunks_exact_mut(width).zip(outputs.chunks_exact(width)) {
+                let shared = sum_of_pairs(gradient, output, |g, y| g * y);
+                for (g, &y) in gradient.iter_mut().zip(output) {
+                    *g = y * (*g - shared);
+                }
+            }
+        });
+        [Some(upstream)]
+    }
+}

@@ -1,0 +1,178 @@
+//! The fused operations against what they are composed of elsewhere: values and gradients, and the same bits whatever the
+//! number of threads.
+
+// Clippy's exception for tests does not reach functions beside the tests.
+#![allow(clippy::unwrap_used)]
+
+use burn::tensor::activation;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use hetseq_kernels::{cross_entropy_sum, embedding, gelu, layer_norm, linear, softmax};
+use hetseq_random::Key;
+
+const EPSILON: f64 = 1e-12;
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Normal numbers.
+fn draw<const D: usize>(name: &str, shape: [usize; D]) -> Tensor<D> {
+    let count = shape.iter().product::<usize>() as u64;
+    let key = Key::root(3).name(name);
+    let values: Vec<f32> = (0..count).map(|i| key.normal(i)).collect();
+    Tensor::<D>::from_data(TensorData::new(values, shape), &device())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+/// The output, then the gradients of the inputs (a tensor, a matrix, a vector), all for the same upstream gradient.
+fn outcome<const D: usize>(
+    (x, matrix, vector): (Tensor<D>, Tensor<2>, Tensor<1>),
+    operation: impl Fn(Tensor<D>, Tensor<2>, Tensor<1>) -> Tensor<D>,
+) -> Vec<Vec<f32>> {
+    let (x, matrix, vector) = (x.require_grad(), matrix.require_grad(), vector.require_grad());
+    let output = operation(x.clone(), matrix.clone(), vector.clone());
+    let gradients = (output.clone() * draw("upstream", output.dims())).sum().backward();
+    let mut all = vec![values(output)];
+    all.extend(x.grad(&gradients).map(values));
+    all.extend(matrix.grad(&gradients).map(values));
+    all.extend(vector.grad(&gradients).map(values));
+    all
+}
+
+fn assert_close(ours: &[Vec<f32>], theirs: &[Vec<f32>]) {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    assert_eq!(ours.len(), theirs.len());
+    for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        assert_eq!(ours.len(), theirs.len());
+        let off = norm(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / norm(&mut theirs.iter().copied());
+        assert!(off < 1e-6, "number {i} is off by {off:e}");
+    }
+}
+
+/// One thread and three give the same bits, and the numbers of `composed` to 1e-6.
+fn check<const D: usize>(
+    shape: [usize; D],
+    matrix: [usize; 2],
+    fused: impl Fn(Tensor<D>, Tensor<2>, Tensor<1>) -> Tensor<D> + Sync,
+    composed: impl Fn(Tensor<D>, Tensor<2>, Tensor<1>) -> Tensor<D>,
+) {
+    let inputs = || (draw("x", shape), draw("matrix", matrix), draw("vector", [matrix[0]]));
+    let with_threads = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| outcome(inputs(), &fused))
+    };
+    let ours = with_threads(1);
+    assert!(ours == with_threads(3), "it depends on the number of threads");
+    assert_close(&ours, &outcome(inputs(), composed));
+}
+
+#[test]
+fn gelu_is_exact() {
+    check([9, 700, 3], [1, 1], |x, _, _| gelu(x * 3.0), |x, _, _| activation::gelu(x * 3.0));
+}
+
+#[test]
+fn softmax_over_the_last_dimension() {
+    for width in [2, 17, 128] {
+        check([8, 3, 31, width], [1, 1], |x, _, _| softmax(x * 4.0), |x, _, _| activation::softmax(x * 4.0, 3));
+    }
+}
+
+/// What another operation still needs may not be overwritten, and what is laid out otherwise is understood.
+#[test]
+fn inputs_stay_as_they_are() {
+    let fused = |x: Tensor<3>, _, _| softmax(x.clone().swap_dims(1, 2)).swap_dims(1, 2) * x;
+    let composed = |x: Tensor<3>, _, _| activation::softmax(x.clone(), 1) * x;
+    check([4, 33, 21], [1, 1], fused, composed);
+    let x = draw("x", [3, 5]);
+    let before = values(x.clone());
+    _ = values(softmax(x.clone()));
+    assert_eq!(values(x), before);
+    let fused = |x: Tensor<2>, _, _| gelu(x.clone().narrow(0, 2, 4)).repeat_dim(0, 2) + x;
+    let composed = |x: Tensor<2>, _, _| activation::gelu(x.clone().narrow(0, 2, 4)).repeat_dim(0, 2) + x;
+    check([8, 30], [1, 1], fused, composed);
+}
+
+#[test]
+fn layer_norm_of_rows() {
+    for width in [5, 64, 300] {
+        let weight = |matrix: Tensor<2>| matrix.reshape([width]);
+        check(
+            [30, 11, width],
+            [width, 1],
+            |x, matrix, bias| layer_norm(x * 2.0 + 1.0, weight(matrix), bias, EPSILON),
+            |x, matrix, bias| burn::tensor::module::layer_norm(x * 2.0 + 1.0, weight(matrix), Some(bias), EPSILON),
+        );
+    }
+}
+
+#[test]
+fn linear_of_rows() {
+    for (shape, outputs) in [([4, 129, 40], 70), ([1, 1, 3], 1), ([2, 300, 96], 256)] {
+        let composed = |x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>| {
+            x.matmul(weight.transpose().unsqueeze()) + bias.unsqueeze::<3>()
+        };
+        // The output has another width than the input, hence the sum.
+        let narrowed = |y: Tensor<3>, x: Tensor<3>| (y.clone() * y).sum_dim(2) * x;
+        check(
+            shape,
+            [outputs, shape[2]],
+            |x, weight, bias| narrowed(linear(x.clone(), weight, bias), x),
+            |x, weight, bias| narrowed(composed(x.clone(), weight, bias), x),
+        );
+    }
+}
+
+#[test]
+fn cross_entropy_of_rows() {
+    for (rows, classes) in [(1, 2), (50, 1003), (7, 30_522)] {
+        let labels = || {
+            let labels: Vec<i32> = (0..rows as u64).map(|i| Key::root(1).below(i, classes as u64) as i32).collect();
+            Tensor::<1, Int>::from_data(TensorData::new(labels, [rows]), &device())
+        };
+        let composed = |x: Tensor<2>| activation::log_softmax(x, 1).gather(1, labels().unsqueeze_dim(1)).sum().neg();
+        let scaled = |loss: Tensor<1>, x: Tensor<2>| x * 0.001 + loss.unsqueeze::<2>();
+        check(
+            [rows, classes],
+            [1, 1],
+            |x, _, _| scaled(cross_entropy_sum(x.clone(), labels()), x),
+            |x, _, _| scaled(composed(x.clone()), x),
+        );
+    }
+}
+
+#[test]
+fn embedding_of_ids_that_occur_again() {
+    let ids = || {
+        let ids: Vec<i32> = (0..60).map(|i| Key::root(2).below(i, 9) as i32).collect();
+        Tensor::<2, Int>::from_data(TensorData::new(ids, [4, 15]), &device())
+    };
+    // Of ten entries one never occurs.
+    let scaled = |vectors: Tensor<3>, x: Tensor<3>| vectors * x;
+    check(
+        [4, 15, 33],
+        [10, 33],
+        |x, table, _| scaled(embedding(table, ids()), x),
+        |x, table, _| scaled(burn::tensor::module::embedding(table, ids()), x),
+    );
+}
+
+/// Without autodiff they are composed of Burn's.
+#[test]
+fn plain_tensors_are_taken_too() {
+    let all = |plain: bool| {
+        let of = |x: Tensor<2>| if plain { x.inner() } else { x };
+        let (x, weight, bias) = (of(draw("x", [6, 8])), of(draw("w", [5, 8])), of(draw("b", [1, 8])));
+        let bias = bias.reshape([8]);
+        [
+            values(gelu(x.clone())),
+            values(softmax(x.clone())),
+            values(linear(x.clone(), weight, bias.clone().narrow(0, 0, 5))),
+            values(layer_norm(x, bias.clone(), bias, EPSILON)),
+        ]
+    };
+    assert_close(&all(true), &all(false));
+}

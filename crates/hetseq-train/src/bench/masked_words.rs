@@ -1,0 +1,146 @@
+//! The task that `hetseq bench step --config NAME` times: masked words of BERT in fixed geometries, on made-up tokens. The
+//! same work as that of `scripts/bench/masked_words.py`, which it is held against. Not for training: there is nothing to learn.
+
+use burn::tensor::Device;
+use hetseq_data::Costs;
+use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
+use hetseq_random::Key;
+use serde::{Deserialize, Serialize};
+
+use crate::task::{Outcome, Pass, Samples, Task, TaskError, Which};
+
+/// A model and the shape of its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Geometry {
+    words: usize,
+    width: usize,
+    layers: usize,
+    heads: usize,
+    /// Of one sequence.
+    tokens: usize,
+    /// Of the tokens of one sequence.
+    masked: usize,
+    /// In one update.
+    pub(super) sequences: usize,
+}
+
+/// By name, as typed.
+#[rustfmt::skip]
+const GEOMETRIES: [(&str, Geometry); 4] = [
+    ("tiny", Geometry { words: 512, width: 64, layers: 2, heads: 2, tokens: 32, masked: 5, sequences: 4 }),
+    ("small", Geometry { words: 30_522, width: 256, layers: 4, heads: 4, tokens: 128, masked: 20, sequences: 16 }),
+    ("base2", Geometry { words: 30_522, width: 768, layers: 2, heads: 12, tokens: 128, masked: 20, sequences: 8 }),
+    ("base", Geometry { words: 30_522, width: 768, layers: 12, heads: 12, tokens: 128, masked: 20, sequences: 8 }),
+];
+
+pub fn names() -> [&'static str; GEOMETRIES.len()] {
+    GEOMETRIES.map(|(name, _)| name)
+}
+
+pub(super) fn find(name: &str) -> Option<Geometry> {
+    GEOMETRIES.iter().find(|(known, _)| *known == name).map(|(_, geometry)| *geometry)
+}
+
+impl Geometry {
+    fn model(&self) -> BertConfig {
+        BertConfig {
+            vocab_size: self.words,
+            hidden_size: self.width,
+            num_hidden_layers: self.layers,
+            num_attention_heads: self.heads,
+            intermediate_size: 4 * self.width,
+            hidden_dropout_prob: 0.0,
+            attention_probs_dropout_prob: 0.0,
+            ..BertConfig::default()
+        }
+    }
+}
+
+/// Sentences are not asked for.
+pub(super) struct MaskedWords(Geometry);
+
+/// One micro-batch on the host.
+pub(super) struct Words {
+    tokens: Vec<i32>,
+    segments: Vec<i32>,
+    lengths: Vec<usize>,
+    masked_at: Vec<i32>,
+    labels: Vec<i32>,
+}
+
+impl Task for MaskedWords {
+    const NAME: &'static str = "masked-words";
+    type Config = Geometry;
+    type Model = Bert;
+    type Batch = Words;
+
+    fn open(geometry: &Geometry) -> Result<Self, TaskError> {
+        geometry.model().validate().map_err(|error| TaskError::Other(error.to_string()))?;
+        Ok(MaskedWords(*geometry))
+    }
+
+    fn fingerprint(&self) -> String {
+        format!("{:?}", self.0)
+    }
+
+    fn costs(&self, _: Which) -> Costs {
+        Costs::Uniform { samples: self.0.sequences, tokens: self.0.tokens as u32 }
+    }
+
+    fn model(&self, device: &Device) -> Bert {
+        Bert::new(&self.0.model(), device)
+    }
+
+    fn collate(&self, samples: &Samples<'_>) -> Result<Words, TaskError> {
+        let Geometry { words, tokens, masked, .. } = self.0;
+        let lengths = vec![tokens; samples.ids.len()];
+        let mut batch = Words { tokens: vec![], segments: vec![], lengths, masked_at: vec![], labels: vec![] };
+        for (&id, row) in samples.ids.iter().zip(0..) {
+            let draw = |key: Key, count| (0..count as u64).map(move |i| key.below(i, words as u64) as i32);
+            batch.tokens.extend(draw(samples.key(id).name("tokens"), tokens));
+            batch.segments.extend((0..tokens).map(|position| i32::from(position >= tokens / 2)));
+            let mut positions: Vec<i32> = (0..tokens as i32).collect();
+            samples.key(id).name("masked").shuffle(&mut positions);
+            batch.masked_at.extend(positions[..masked].iter().map(|position| row * tokens as i32 + position));
+            batch.labels.extend(draw(samples.key(id).name("labels"), masked));
+        }
+        Ok(batch)
+    }
+
+    fn counts(&self, batch: &Words) -> Vec<u64> {
+        vec![batch.labels.len() as u64]
+    }
+
+    fn forward(&self, model: &Bert, batch: &Words, pass: &Pass) -> Outcome {
+        let input = Sequences::new(&batch.tokens, &batch.segments, &batch.lengths, &pass.device);
+        let words = Labelled::new(&batch.masked_at, &batch.labels, &pass.device);
+        let nothing = Labelled::new(&[], &[], &pass.device);
+        let [words, _] = model.answer(&input, &words, &nothing, &pass.keys, None);
+        Outcome { losses: vec![words.loss], scores: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_geometry_is_a_model_and_a_batch() {
+        for name in names() {
+            let geometry = find(name).unwrap();
+            let task = MaskedWords::open(&geometry).unwrap();
+            let ids: Vec<u32> = (0..geometry.sequences as u32).collect();
+            let batch = task.collate(&Samples::new(Which::Train, &ids, Key::root(1))).unwrap();
+            let tokens = geometry.sequences * geometry.tokens;
+            assert_eq!((batch.tokens.len(), batch.segments.len()), (tokens, tokens));
+            assert!(batch.tokens.iter().chain(&batch.labels).all(|&id| (0..geometry.words as i32).contains(&id)));
+            let mut places = batch.masked_at.clone();
+            places.sort_unstable();
+            places.dedup();
+            assert_eq!(places.len(), geometry.sequences * geometry.masked, "no place is masked twice");
+            assert!(places.iter().all(|&at| (0..tokens as i32).contains(&at)));
+            assert_eq!(task.counts(&batch), [batch.labels.len() as u64]);
+        }
+        assert_eq!(find("huge"), None);
+    }
+}
