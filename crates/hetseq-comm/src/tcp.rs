@@ -57,6 +57,7 @@ struct Parcel {
     body: Option<Arc<Payload>>,
     /// How much of both is written.
     written: usize,
+    is_sealed: bool,
 }
 
 impl Parcel {
@@ -70,6 +71,22 @@ impl Parcel {
 
     fn unwritten_bytes(&self) -> usize {
         self.head.len() + self.body.as_ref().map_or(0, |body| body.len()) - self.written
+    }
+
+    /// Encrypts it, if that is due and not done. Only now that its turn has come: records count up, so that one that was
+    /// sealed and then dropped would look to the peer like one that somebody took out on the way.
+    fn seal(&mut self, seal: Option<&mut Seal>) -> std::io::Result<()> {
+        let Some(seal) = seal.filter(|_| !self.is_sealed) else { return Ok(()) };
+        let mut records = Vec::new();
+        seal.sealer.write(&mut records, &self.head)?;
+        seal.sealer.write(&mut records, self.body.as_deref().map_or(&[], |body| &body[..]))?;
+        *self = Parcel { head: records, body: None, written: 0, is_sealed: true };
+        Ok(())
+    }
+
+    /// From here on it must leave whole.
+    fn has_begun(&self) -> bool {
+        self.is_sealed || self.written > 0
     }
 }
 
@@ -136,27 +153,18 @@ impl Wire {
             head.extend_from_slice(&frame.payload);
         }
         let body = (!small).then(|| frame.payload.clone());
-        let parcel = match self.sealed(head, body) {
-            Ok(parcel) => parcel,
-            Err(error) => return self.lose(&error),
-        };
-        self.queue.push_back(parcel);
+        self.queue.push_back(Parcel { head, body, written: 0, is_sealed: false });
         self.write();
-    }
-
-    /// What goes over the line: the frame as it is, or encrypted.
-    fn sealed(&mut self, head: Vec<u8>, body: Option<Arc<Payload>>) -> std::io::Result<Parcel> {
-        let Some(seal) = &mut self.seal else { return Ok(Parcel { head, body, written: 0 }) };
-        let mut records = Vec::new();
-        seal.sealer.write(&mut records, &head)?;
-        seal.sealer.write(&mut records, body.as_deref().map_or(&[], |body| &body[..]))?;
-        Ok(Parcel { head: records, body: None, written: 0 })
     }
 
     /// Writes what the line takes; tells whether it took anything.
     pub(crate) fn write(&mut self) -> bool {
         let mut moved = false;
         while let Some(parcel) = self.queue.front_mut() {
+            if let Err(error) = parcel.seal(self.seal.as_mut()) {
+                self.lose(&error);
+                return true;
+            }
             match (&*self.stream).write(parcel.rest()) {
                 Ok(count) => {
                     parcel.written += count;
@@ -277,7 +285,7 @@ impl Wire {
     pub(crate) fn farewell(&mut self, end: &End) {
         let words = match end {
             End::Aborted(reason) => {
-                self.queue.retain(|parcel| parcel.written > 0);
+                self.queue.retain(Parcel::has_begun);
                 Frame::control(Kind::Abort, shown(reason, REASON_LIMIT_BYTES).into_bytes())
             }
             _ => Frame::control(Kind::Goodbye, Vec::new()),

@@ -7,9 +7,12 @@ use super::*;
 use crate::buffers::Payload;
 use crate::frame::{HEADER_BYTES, read_frame};
 use crate::mesh::Mesh;
-use crate::reduce;
+use crate::secret::{Claim, Key};
+use crate::{reduce, seal};
 
 const GENERATION: u64 = 77;
+const CLAIM: Claim =
+    Claim { generation: 1, dialer_rank: 1, answerer_rank: 0, dialer_nonce: [3; 32], answerer_nonce: [4; 32] };
 
 /// Rank 0 of a world of two, and the bare socket of rank 1.
 fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
@@ -190,4 +193,44 @@ fn an_abort_overtakes_what_has_not_begun_to_leave() {
     assert!(begun < wire.queue[1].unwritten_bytes() && !wire.has_room());
     wire.farewell(&End::Aborted("enough".to_owned()));
     assert_eq!(wire.queued_bytes(), begun + HEADER_BYTES + "enough".len());
+}
+
+/// Two wires to each other, encrypted.
+fn sealed_wires(options: &Options) -> [Arc<Mutex<Wire>>; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let (key, claim) = (Key::new("squirrel"), CLAIM);
+    let (offer, message) = seal::offer(&key, &claim).unwrap();
+    let (far_seal, message) = seal::answer(&key, &claim, &message).unwrap();
+    let near_seal = offer.accept(&message).unwrap();
+    [(near, near_seal), (far, far_seal)].map(|(stream, seal)| {
+        Wire::new(Connection { stream, seal: Some(seal) }, GENERATION, &Pool::new(2), options).unwrap()
+    })
+}
+
+#[test]
+fn an_abort_under_pressure_is_not_taken_for_tampering() {
+    let [near, far] = sealed_wires(&Options::default());
+    let (mut near, mut far) = (locked(&near), locked(&far));
+    let large = frame(Kind::Agree, false, vec![7; FRAME_LIMIT_BYTES]);
+    near.push(&large);
+    near.push(&large);
+    near.push(&large);
+    near.farewell(&End::Aborted("enough".to_owned()));
+    assert_eq!(near.queue.len(), 2, "only what has begun stays before the last words");
+    let (start, mut frames) = (Instant::now(), 0);
+    let end = loop {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        near.write();
+        match far.next() {
+            Next::Frame(got) => {
+                assert!(got.payload == large.payload);
+                frames += 1;
+            }
+            Next::Ended(end) => break end,
+            Next::Nothing => {}
+        }
+    };
+    assert_eq!((frames, end), (1, End::Aborted("enough".to_owned())));
 }
