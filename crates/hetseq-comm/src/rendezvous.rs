@@ -77,6 +77,8 @@ struct Met {
     rank: usize,
     generation: u64,
     names: Vec<String>,
+    /// The shortest limit on silence that a rank has.
+    silence: Duration,
     connections: Vec<Option<Connection>>,
     /// On rank 0.
     keeper: Option<Doorkeeper>,
@@ -104,7 +106,7 @@ pub(crate) fn meet(
             return Err(CommError::Place { problem });
         }
     };
-    let mesh = Mesh::over_wires(met.rank, met.generation, met.names, met.connections, options)?;
+    let mesh = Mesh::over_wires(met.rank, met.generation, met.names, met.connections, met.silence, options)?;
     tracing::info!("rank {} of {world}: all are connected", met.rank);
     Ok((mesh, met.keeper))
 }

@@ -56,6 +56,7 @@ pub(super) fn hello(meeting: &Meeting<'_>, listener: Option<SocketAddr>) -> Mess
         world: meeting.world as u64,
         name: meeting.name.clone(),
         listener,
+        silence: meeting.options.silence,
         identity: meeting.identity.clone(),
     })
 }
@@ -87,8 +88,9 @@ fn pair_and_start(
         other => return Err(failed(unexpected("start", &other))),
     }
     connections[0] = Some(home.into_connection());
+    let silence = roster.silence();
     let names = roster.members.into_iter().map(|member| member.name).collect();
-    Ok(Met { rank, generation: roster.generation, names, connections, keeper: None })
+    Ok(Met { rank, generation: roster.generation, names, silence, connections, keeper: None })
 }
 
 /// Where others reach our listener: the chosen address, else the one that leads to rank 0.

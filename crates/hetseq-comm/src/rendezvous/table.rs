@@ -31,6 +31,7 @@ struct Seat {
     talk: Talk,
     name: String,
     listener: Option<SocketAddr>,
+    silence: Duration,
 }
 
 pub(super) struct Table<'a> {
@@ -111,7 +112,7 @@ impl<'a> Table<'a> {
             talk.refuse(refusal.to(Reader::Other));
             return Err(refusal);
         }
-        let seat = Seat { talk, name, listener: hello.listener };
+        let seat = Seat { talk, name, listener: hello.listener, silence: hello.silence };
         let Some(rank) = place else {
             tracing::debug!(name = seat.name, %address, "a rank without a number has come");
             self.unnumbered.push(seat);
@@ -243,9 +244,10 @@ impl<'a> Table<'a> {
 
     /// Hands out the roster, waits until all are connected to each other, gives the start.
     pub(super) fn start(&mut self, generation: u64) -> Result<(), Refusal> {
-        let zero = Member { name: self.meeting.name.clone(), listener: None };
+        let zero = Member { name: self.meeting.name.clone(), listener: None, silence: self.meeting.options.silence };
         let others = self.seats.iter().flatten();
-        let others = others.map(|seat| Member { name: seat.name.clone(), listener: seat.listener });
+        let others =
+            others.map(|seat| Member { name: seat.name.clone(), listener: seat.listener, silence: seat.silence });
         let members: Vec<Member> = std::iter::once(zero).chain(others).collect();
         let roster = |you| Message::Roster(Roster { generation, you, members: members.clone() });
         self.send_all(roster, PAIRING + GRACE)?;
@@ -295,10 +297,12 @@ impl<'a> Table<'a> {
 
     pub(super) fn into_met(self, generation: u64, keeper: Doorkeeper) -> Met {
         let (mut names, mut connections) = (vec![self.meeting.name.clone()], vec![None]);
+        let mut silence = self.meeting.options.silence;
         for seat in self.seats.into_iter().flatten() {
+            silence = silence.min(seat.silence);
             names.push(seat.name);
             connections.push(Some(seat.talk.into_connection()));
         }
-        Met { rank: 0, generation, names, connections, keeper: Some(keeper) }
+        Met { rank: 0, generation, names, silence, connections, keeper: Some(keeper) }
     }
 }

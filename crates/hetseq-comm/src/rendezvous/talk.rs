@@ -64,6 +64,8 @@ pub(super) struct Hello {
     pub(super) name: String,
     /// Where higher ranks reach it; the highest has no need.
     pub(super) listener: Option<SocketAddr>,
+    /// How long it lets others be silent; they beat accordingly.
+    pub(super) silence: Duration,
     pub(super) identity: Identity,
 }
 
@@ -79,6 +81,14 @@ pub(super) struct Roster {
 pub(super) struct Member {
     pub(super) name: String,
     pub(super) listener: Option<SocketAddr>,
+    pub(super) silence: Duration,
+}
+
+impl Roster {
+    /// The shortest limit on silence that a rank has.
+    pub(super) fn silence(&self) -> Duration {
+        self.members.iter().map(|member| member.silence).min().unwrap_or(Duration::MAX)
+    }
 }
 
 impl Message {

@@ -20,8 +20,8 @@ fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
     let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
-    let mut mesh =
-        Mesh::over_wires(0, GENERATION, hosts, vec![None, Some(Connection { stream, seal: None })], options).unwrap();
+    let connections = vec![None, Some(Connection { stream, seal: None })];
+    let mut mesh = Mesh::over_wires(0, GENERATION, hosts, connections, options.silence, options).unwrap();
     mesh.context = "update 7".to_owned();
     (mesh, socket)
 }
