@@ -239,6 +239,12 @@ fn alone_needs_nobody() {
     group.all_gather(&mut data, &shards).unwrap();
     group.broadcast(0, &mut data).unwrap();
     assert_eq!(data, [1.0, 2.0]);
+    // Nor is anything rounded for a wire.
+    let exact = values(0, 1000);
+    let mut data = exact.clone();
+    let bf16 = Wire::Bf16 { exact_tail: 0 };
+    group.all_reduce(&mut data, &Shards::even(1000, 1), bf16, Route::Auto).unwrap();
+    assert_eq!(bits(&data), bits(&exact));
     assert_eq!(group.agree(b"me").unwrap(), [b"me".to_vec()]);
     assert_eq!(group.broadcast_bytes(0, vec![7]).unwrap(), [7]);
     group.barrier().unwrap();
