@@ -191,8 +191,9 @@ impl Wire {
     fn lose(&mut self, error: &std::io::Error) {
         self.mute = true;
         self.queue.clear();
-        // The peer's last words may be there to read; if not, this is how it left.
-        self.read(usize::MAX);
+        // The peer's last words may be there to read; if not, this is how it left. A connection that is gone brings no more
+        // than lies in the system's buffers.
+        self.read(FRAME_LIMIT_BYTES);
         self.end.get_or_insert_with(|| End::Closed(format!("connection lost: {error}")));
     }
 
@@ -303,10 +304,16 @@ impl Wire {
             self.mute = true;
             let _ = self.stream.shutdown(Shutdown::Write);
         }
-        self.read(usize::MAX);
+        self.discard();
+        self.end.is_some()
+    }
+
+    /// Reads towards the peer's last words and forgets what comes before them. A little at a time: a peer that has not
+    /// noticed yet may go on sending for long, and the caller watches the clock.
+    fn discard(&mut self) {
+        self.read(AHEAD_BYTES);
         self.ahead.clear();
         self.ahead_bytes = 0;
-        self.end.is_some()
     }
 
     fn interest(&self) -> PollFlags {

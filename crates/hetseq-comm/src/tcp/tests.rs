@@ -195,6 +195,28 @@ fn an_abort_overtakes_what_has_not_begun_to_leave() {
     assert_eq!(wire.queued_bytes(), begun + HEADER_BYTES + "enough".len());
 }
 
+#[test]
+fn one_that_leaves_reads_a_little_at_a_time_and_keeps_nothing() {
+    let (wire, mut socket) = wire_and_socket(&Options::default());
+    // As much as the system takes without anybody reading; on most a few megabytes.
+    socket.set_nonblocking(true).unwrap();
+    let bytes = bytes_of(&frame(Kind::Agree, false, vec![0; 64 << 10]), GENERATION);
+    let (mut sent, stream) = (0, bytes.iter().cycle().copied().take(1_000 * bytes.len()).collect::<Vec<u8>>());
+    while let Ok(count @ 1..) = socket.write(&stream[sent..]) {
+        sent += count;
+    }
+    let mut wire = locked(&wire);
+    let mut looks = 0;
+    wire.farewell(&End::Aborted("enough".to_owned()));
+    let received = |wire: &Wire| wire.stream.peek(&mut [0]).is_ok();
+    while received(&wire) {
+        assert!(!wire.is_parted());
+        assert!(wire.ahead.is_empty() && wire.ahead_bytes == 0);
+        looks += 1;
+    }
+    assert!(looks >= sent / (AHEAD_BYTES + bytes.len()), "{sent} bytes in {looks} looks");
+}
+
 /// Two wires to each other, encrypted.
 fn sealed_wires(options: &Options) -> [Arc<Mutex<Wire>>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
