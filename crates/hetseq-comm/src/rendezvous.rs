@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use fixed::Fixed;
 
 use crate::connection::Connection;
-use crate::error::{CommError, shown};
+use crate::error::{CommError, shown_line};
 use crate::identity::Identity;
 use crate::mesh::Mesh;
 use crate::options::Options;
@@ -90,7 +90,7 @@ pub(crate) fn meet(
     identity: &Identity,
     options: &Options,
 ) -> Result<(Mesh, Option<Doorkeeper>), CommError> {
-    let name = shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
+    let name = shown_line(&options.shown_name(), talk::NAME_LIMIT_BYTES);
     let Place { rank, world, .. } = *place;
     let at = place.rendezvous.to_string();
     let meeting = Meeting { rank, world, at, name, identity, options, began: Instant::now() };

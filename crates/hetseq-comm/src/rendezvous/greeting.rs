@@ -24,7 +24,10 @@ pub(super) struct Party<'a> {
 pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), TalkError> {
     let nonce = random().map_err(TalkError::Io)?;
     talk.send(&Message::Greeting(me.greeting(nonce)))?;
-    let theirs = receive(talk)?;
+    let theirs = match talk.receive()? {
+        Message::Greeting(greeting) => greeting,
+        other => return Err(unexpected("greeting", &other)),
+    };
     if theirs.generation != me.generation || theirs.rank != Some(whom as u64) {
         return Err(TalkError::WeRefused(Refusal::OtherGroup));
     }
@@ -79,8 +82,9 @@ pub(super) fn dial(talk: &mut Talk, me: &Party<'_>, whom: usize) -> Result<(), T
 /// Greets as the one who was dialled; gives the talk back with the rank that the other claims and, with
 /// a secret, has proven to be entitled to.
 pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, Option<u64>), TalkError> {
-    let theirs = match receive(&mut talk) {
-        Ok(greeting) => greeting,
+    let theirs = match from_stranger(talk.receive()) {
+        Ok(Message::Greeting(greeting)) => greeting,
+        Ok(other) => return Err(unexpected("greeting", &other)),
         Err(TalkError::Frame(FrameError::Version { theirs, ours })) => {
             return Err(talk.refuse(Refusal::Protocol { theirs, ours }));
         }
@@ -111,7 +115,7 @@ pub(super) fn answer(mut talk: Talk, me: &Party<'_>) -> Result<(Talk, Option<u64
             dialer_nonce: theirs.nonce,
             answerer_nonce: nonce,
         };
-        match (talk.receive()?, me.encrypt) {
+        match (from_stranger(talk.receive())?, me.encrypt) {
             (Message::Proof(proof), false) if key.verify(Role::Dialer, &claim, &proof) => {
                 talk.send(&Message::Proof(key.prove(Role::Answerer, &claim)))?;
             }
@@ -162,10 +166,14 @@ fn number(rank: Option<u64>) -> u64 {
     rank.unwrap_or(u64::MAX)
 }
 
-fn receive(talk: &mut Talk) -> Result<Greeting, TalkError> {
-    match talk.receive()? {
-        Message::Greeting(greeting) => Ok(greeting),
-        other => Err(unexpected("greeting", &other)),
+/// What one that knocks says before it has proven anything. It has nothing to refuse us, except that it lacks the secret:
+/// other refusals carry words, which would end up in our log.
+fn from_stranger(said: Result<Message, TalkError>) -> Result<Message, TalkError> {
+    match said {
+        Err(TalkError::RefusedUs(refusal)) if refusal != Refusal::NoSecretYet => {
+            Err(unexpected("greeting or proof", &Message::Refused(refusal)))
+        }
+        said => said,
     }
 }
 
@@ -219,5 +227,23 @@ mod tests {
             Greeting { rank: Some(1), generation: 7, nonce: [5; 32], secret: SecretKind::File, encrypt: false };
         dialer.send(&Message::Greeting(claimed)).unwrap();
         assert!(matches!(answer(answerer, &party), Err(TalkError::WeRefused(Refusal::NoSecretYet))));
+    }
+
+    #[test]
+    fn a_stranger_cannot_word_our_log() {
+        let credentials = Credentials::Given(Key::new("squirrel"));
+        let party = Party { rank: Some(0), generation: 7, credentials: &credentials, encrypt: false };
+        let words = Refusal::Taken { rank: 1, name: "all is well".to_owned(), address: String::new() };
+        for greets in [false, true] {
+            let [mut dialer, answerer] = pair();
+            if greets {
+                let (nonce, secret) = ([5; 32], SecretKind::Given);
+                let greeting = Greeting { rank: Some(1), generation: 7, nonce, secret, encrypt: false };
+                dialer.send(&Message::Greeting(greeting)).unwrap();
+            }
+            dialer.send(&Message::Refused(words.clone())).unwrap();
+            let error = answer(answerer, &party).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("a refused where a greeting or proof is due"), "{error}");
+        }
     }
 }

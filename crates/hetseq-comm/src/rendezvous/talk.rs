@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::refusal::Refusal;
 use crate::connection::Connection;
-use crate::error::{CommError, shown};
+use crate::error::{CommError, shown_line};
 use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
 use crate::identity::Identity;
 use crate::seal::{Opened, Seal};
@@ -339,5 +339,5 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
 
 /// A name from a peer, fit for messages.
 pub(super) fn shown_name(name: &str) -> String {
-    shown(name, NAME_LIMIT_BYTES)
+    shown_line(name, NAME_LIMIT_BYTES)
 }
