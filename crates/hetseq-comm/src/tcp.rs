@@ -203,7 +203,7 @@ impl Wire {
         }
         match (self.ahead.pop_front(), &self.end) {
             (Some(frame), _) => {
-                self.ahead_bytes -= frame.payload.len();
+                self.ahead_bytes -= frame.bytes();
                 Next::Frame(frame)
             }
             (None, Some(end)) => Next::Ended(end.clone()),
@@ -229,7 +229,7 @@ impl Wire {
                     match end_in(&frame) {
                         Some(end) => self.end = Some(end),
                         None => {
-                            self.ahead_bytes += frame.payload.len();
+                            self.ahead_bytes += frame.bytes();
                             self.ahead.push_back(frame);
                         }
                     }

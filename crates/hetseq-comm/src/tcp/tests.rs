@@ -144,15 +144,26 @@ fn a_failed_rank_tells_why_it_leaves() {
 
 #[test]
 fn a_fast_sender_is_held_back_not_buffered() {
-    let (mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
-    let payload = vec![0; crate::frame::CHUNK_BYTES];
-    let bytes = bytes_of(&frame(Kind::Agree, false, payload), GENERATION);
-    socket.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
-    let sent = (0..800).take_while(|_| socket.write_all(&bytes).is_ok()).count();
-    // The lane holds 4, the rest sits in the system's socket buffers.
-    assert!(sent < 400, "took {sent} chunks from a rank that nobody reads");
-    drop(socket);
-    drop(mesh);
+    for payload in [vec![0; crate::frame::CHUNK_BYTES], Vec::new()] {
+        let (wire, mut socket) = wire_and_socket(&Options::default());
+        let bytes = bytes_of(&frame(Kind::Agree, true, payload), GENERATION);
+        // More than is read ahead, whatever the system keeps of it.
+        let many = bytes.repeat(3 * AHEAD_BYTES / bytes.len());
+        let sending = std::thread::spawn(move || drop(socket.write_all(&many)));
+        let start = Instant::now();
+        let full = |wire: &Arc<Mutex<Wire>>| locked(wire).ahead_bytes >= AHEAD_BYTES;
+        while !full(&wire) {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            await_traffic(std::slice::from_ref(&wire), start, Duration::from_millis(10));
+        }
+        for _ in 0..3 {
+            await_traffic(std::slice::from_ref(&wire), start, Duration::from_millis(10));
+        }
+        let ahead = locked(&wire).ahead.len() * bytes.len();
+        assert!(ahead < AHEAD_BYTES + bytes.len(), "{ahead} bytes of a rank that nobody asked");
+        drop(wire);
+        sending.join().unwrap();
+    }
 }
 
 #[test]
