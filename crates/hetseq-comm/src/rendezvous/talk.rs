@@ -17,6 +17,7 @@ use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
 use crate::identity::Identity;
 use crate::seal::{Opened, Seal};
 use crate::secret::{Nonce, Proof, SecretKind};
+use crate::socket;
 
 /// Before they are known, strangers may send this much and no more: greetings and refusals are shorter.
 const STRANGER_LIMIT_BYTES: usize = 2048;
@@ -170,6 +171,8 @@ impl Talk {
         // A listener that is polled may hand on its mode, depending on the system.
         stream.set_nonblocking(false).map_err(TalkError::Io)?;
         stream.set_nodelay(true).map_err(TalkError::Io)?;
+        // A rank waits here for minutes; if its machine loses power, its seat must be free when it comes back.
+        socket::watch(&stream, true).map_err(TalkError::Io)?;
         let peer = canonical(stream.peer_addr().map_err(TalkError::Io)?);
         Ok(Talk { stream, seal: None, peer, deadline: Instant::now() + limit, limit_bytes: STRANGER_LIMIT_BYTES })
     }
@@ -199,6 +202,8 @@ impl Talk {
     }
 
     pub(super) fn into_connection(self) -> Connection {
+        // If it stays on, a peer may be given up sooner than `silence` says; no reason to fail.
+        _ = socket::watch(&self.stream, false);
         Connection { stream: self.stream, seal: self.seal }
     }
 

@@ -84,6 +84,18 @@ fn a_restarted_rank_takes_its_own_place() {
 }
 
 #[test]
+fn a_waiting_rank_whose_machine_is_gone_is_noticed_by_the_system() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let kept = stream.try_clone().unwrap();
+    let is_watched = || socket2::SockRef::from(&kept).keepalive().unwrap();
+    let talk = Talk::new(stream, HANDSHAKE).unwrap();
+    assert!(is_watched());
+    let _connection = talk.into_connection();
+    assert!(!is_watched(), "the run has limits of its own");
+}
+
+#[test]
 fn a_rank_that_cannot_reach_another_ends_the_run_for_all() {
     let port = free_port();
     let (zero, one) = (join(0, 3, port), join(1, 3, port));
