@@ -122,9 +122,10 @@ impl Wire {
         })))
     }
 
-    /// One frame at a time: the next is made when this one has left, from what is then in the cache.
+    /// One frame at a time: the next is made when this one has left, from what is then in the cache. None for a peer that
+    /// takes nothing more; how it ended says why.
     pub(crate) fn has_room(&self) -> bool {
-        self.mute || self.queued_bytes() < SMALL_BYTES
+        !self.mute && self.queued_bytes() < SMALL_BYTES
     }
 
     /// Counted when asked for: there are a few parcels at most.

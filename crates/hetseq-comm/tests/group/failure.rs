@@ -105,6 +105,27 @@ fn closing_is_not_a_failure_unless_something_was_awaited() {
 }
 
 #[test]
+fn sending_to_one_that_said_goodbye_fails() {
+    for engine in ENGINES {
+        on_each(groups(engine, 2, options), |mut group| {
+            if group.rank() == 0 {
+                return group.close();
+            }
+            // Nothing is awaited from it, so the goodbye must have arrived to be noticed.
+            let start = Instant::now();
+            let error = loop {
+                match group.broadcast_bytes(1, b"news".to_vec()) {
+                    Ok(_) => sleep(Duration::from_millis(10)),
+                    Err(error) => break error.to_string(),
+                }
+                assert!(start.elapsed() < Duration::from_secs(30), "{engine:?}: it takes whatever is sent");
+            };
+            assert!(error.contains("rank 0 (host0) left") && error.contains("said goodbye"), "{error}");
+        });
+    }
+}
+
+#[test]
 fn ranks_out_of_step_are_told_apart() {
     for engine in ENGINES {
         let texts = on_each(groups(engine, 2, options), |mut group| {
