@@ -217,10 +217,10 @@ impl Wire {
     fn read(&mut self, room: usize) -> bool {
         let mut moved = false;
         while self.end.is_none() && (self.ahead.is_empty() || self.ahead_bytes < room) {
-            let had = self.partial.bytes();
+            let had = self.progress();
             let mut from = Opened { from: &*self.stream, opener: self.seal.as_mut().map(|seal| &mut seal.opener) };
             let read = self.partial.read(&mut from, self.accept, &self.pool);
-            if !matches!(read, Err(ReadError::NotYet)) || self.partial.bytes() > had {
+            if !matches!(read, Err(ReadError::NotYet)) || self.progress() != had {
                 self.heard = Instant::now();
             }
             match read {
@@ -243,6 +243,12 @@ impl Wire {
             }
         }
         moved
+    }
+
+    /// How far the next frame has come. Under encryption bytes count that cannot be opened yet: over a slow line a record
+    /// may take longer than the peer may be silent.
+    fn progress(&self) -> (usize, Option<(u64, usize)>) {
+        (self.partial.bytes(), self.seal.as_ref().map(|seal| seal.opener.progress()))
     }
 
     /// How much longer the peer may be silent, while this rank listens, which it does since `since`; at the limit that

@@ -228,8 +228,8 @@ fn one_that_leaves_reads_a_little_at_a_time_and_keeps_nothing() {
     assert!(looks >= sent / (AHEAD_BYTES + bytes.len()), "{sent} bytes in {looks} looks");
 }
 
-/// Two wires to each other, encrypted.
-fn sealed_wires(options: &Options) -> [Arc<Mutex<Wire>>; 2] {
+/// Both ends of an encrypted connection.
+fn sealed_ends() -> [Connection; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
@@ -237,14 +237,32 @@ fn sealed_wires(options: &Options) -> [Arc<Mutex<Wire>>; 2] {
     let (offer, message) = seal::offer(&key, &claim).unwrap();
     let (far_seal, message) = seal::answer(&key, &claim, &message).unwrap();
     let near_seal = offer.accept(&message).unwrap();
-    [(near, near_seal), (far, far_seal)].map(|(stream, seal)| {
-        Wire::new(Connection { stream, seal: Some(seal) }, GENERATION, &Pool::new(2), options).unwrap()
-    })
+    [(near, near_seal), (far, far_seal)].map(|(stream, seal)| Connection { stream, seal: Some(seal) })
+}
+
+#[test]
+fn a_slow_peer_is_heard_before_its_record_is_whole() {
+    let [far, near] = sealed_ends();
+    let Connection { stream: mut socket, seal } = far;
+    let mut record = Vec::new();
+    seal.unwrap().sealer.write(&mut record, &bytes_of(&frame(Kind::Agree, true, vec![1; 1000]), GENERATION)).unwrap();
+    let wire = Wire::new(near, GENERATION, &Pool::new(2), &Options::default()).unwrap();
+    let mut wire = locked(&wire);
+    for byte in &record[..5] {
+        let (before, start) = (wire.heard, Instant::now());
+        socket.write_all(&[*byte]).unwrap();
+        while wire.heard == before {
+            assert!(start.elapsed() < Duration::from_secs(30), "it was not heard");
+            assert!(!wire.read(0));
+        }
+    }
+    socket.write_all(&record[5..]).unwrap();
+    while !matches!(wire.next(), Next::Frame(_)) {}
 }
 
 #[test]
 fn an_abort_under_pressure_is_not_taken_for_tampering() {
-    let [near, far] = sealed_wires(&Options::default());
+    let [near, far] = sealed_ends().map(|end| Wire::new(end, GENERATION, &Pool::new(2), &Options::default()).unwrap());
     let (mut near, mut far) = (locked(&near), locked(&far));
     let large = frame(Kind::Agree, false, vec![7; FRAME_LIMIT_BYTES]);
     near.push(&large);
