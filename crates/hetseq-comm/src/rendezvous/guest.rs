@@ -72,7 +72,8 @@ fn pair_and_start(
 ) -> Result<Met, CommError> {
     let failed = |error: TalkError| error.into_error(&format!("rank 0 at {}", meeting.at));
     let rank = roster.you as usize;
-    home.allow(PAIRING + GRACE);
+    // Rank 0 waits for one `GRACE` longer than the pairing may take; its word on who failed needs a moment more.
+    home.allow(PAIRING + 2 * GRACE);
     let pairing = Pairing { meeting, rank, roster: &roster, credentials, ip };
     let mut connections = match pairing::pair(&pairing, listener, &mut home) {
         Ok(connections) => connections,
