@@ -7,7 +7,7 @@ use std::thread::{JoinHandle, sleep, spawn};
 use super::greeting::Party;
 use super::talk::{Hello, Message, Roster, Talk, TalkError};
 use super::*;
-use crate::frame::{Frame, Kind};
+use crate::frame::{Accept, Frame, Kind, read_frame};
 use crate::secret::Credentials;
 use crate::{Group, Place, Rendezvous};
 
@@ -121,6 +121,30 @@ fn a_rank_lost_before_the_start_ends_the_run_for_all() {
         let text = rank.join().unwrap().unwrap_err().to_string();
         assert!(text.contains("rank 2 (raw2): it closed the connection"), "{text}");
     }
+}
+
+#[test]
+fn a_rank_that_has_the_start_learns_of_one_that_could_not_get_it() {
+    let port = free_port();
+    let zero = join(0, 3, port);
+    let (mut one, mut two) = (sit_down(1, 1, 3, port), sit_down(2, 2, 3, port));
+    let generation = roster(&mut two).generation;
+    roster(&mut one);
+    two.send(&Message::Ready).unwrap();
+    // Gone for good, and rank 0's system knows it when the start is due.
+    let stream = two.into_connection().stream;
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(stream);
+    sleep(Duration::from_millis(300));
+    one.send(&Message::Ready).unwrap();
+    assert_eq!(one.receive().unwrap(), Message::Start);
+    let accept = Accept { generation, limit_bytes: 4096 };
+    let word = read_frame(&mut one.into_connection().stream, accept).unwrap();
+    let reason = String::from_utf8(word.payload.to_vec()).unwrap();
+    assert_eq!(word.kind, Kind::Abort, "{reason}");
+    assert!(reason.contains("rank 2 (raw2)"), "{reason}");
+    let text = zero.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("rank 2 (raw2)"), "{text}");
 }
 
 #[test]
