@@ -176,6 +176,32 @@ fn a_door_between_ranks_opens_only_to_this_group() {
 }
 
 #[test]
+fn a_rank_that_gave_up_its_connection_may_dial_again() {
+    let port = free_port();
+    let (zero, one) = (join(0, 4, port), join(1, 4, port));
+    let (mut two, mut three) = (sit_down(2, 2, 4, port), sit_down(3, 3, 4, port));
+    let roster = roster(&mut two);
+    let door = roster.members[1].listener.unwrap();
+    let knock = |rank: usize| {
+        let mut talk = Talk::new(TcpStream::connect(door).unwrap(), HANDSHAKE).unwrap();
+        let (generation, credentials) = (roster.generation, &Credentials::None);
+        greeting::dial(&mut talk, &Party { rank: Some(rank), generation, credentials, encrypt: false }, 1).unwrap();
+        talk.receive().map(|message| (message, talk))
+    };
+    drop(knock(2).unwrap());
+    let second = knock(2).unwrap();
+    assert_eq!(second.0, Message::Accepted);
+    // While the second holds, a third is one too many.
+    assert!(matches!(knock(2), Err(TalkError::RefusedUs(refusal::Refusal::Taken { rank: 2, .. }))));
+    let _last = knock(3).unwrap();
+    two.send(&Message::Ready).unwrap();
+    three.receive().unwrap();
+    three.send(&Message::Ready).unwrap();
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
 fn odd_handshakes_are_turned_away_and_the_run_goes_on() {
     let port = free_port();
     let zero = join(0, 2, port);
