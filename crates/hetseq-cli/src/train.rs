@@ -1,5 +1,6 @@
 //! `hetseq train`.
 
+use std::env::VarError;
 use std::process::ExitCode;
 
 use hetseq_train::{End, Reset, Resume, RunOptions, Tasks};
@@ -44,6 +45,10 @@ pub(crate) fn secret() -> Result<Option<String>, UsageError> {
         Ok(secret) if secret.is_empty() => {
             Err(UsageError("HETSEQ_SECRET is set but empty: give it a value on every rank, or unset it".to_owned()))
         }
-        secret => Ok(secret.ok()),
+        Ok(secret) => Ok(Some(secret)),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => Err(UsageError(
+            "HETSEQ_SECRET is not valid UTF-8: give it another value on every rank, or unset it".to_owned(),
+        )),
     }
 }

@@ -1,7 +1,7 @@
 //! Everything that can go wrong with a group, as one enum whose messages say what happened, where, and
 //! what to do.
 //!
-//! The trainer shows these to the user as they are. Text that came from a peer passes through [`shown`].
+//! The trainer shows these to the user as they are. Text that came from a peer passes through [`shown`] or [`shown_line`].
 
 use std::fmt;
 use std::time::Duration;
@@ -182,15 +182,23 @@ fn noted(notes: &[String]) -> String {
     format!(". Turned away meanwhile: {}", notes.join("; "))
 }
 
-/// Text from a peer, made safe for a terminal and cut to `limit_bytes`.
+/// Text from a peer, made safe for a terminal and cut to `limit_bytes`. It may have several lines; see [`shown_line`].
 pub(crate) fn shown(text: &str, limit_bytes: usize) -> String {
+    kept(text, limit_bytes, |character| !character.is_control() || character == '\n')
+}
+
+/// The same in one line, for names, addresses and whatever goes into a log: nobody may add lines of their own to that.
+pub(crate) fn shown_line(text: &str, limit_bytes: usize) -> String {
+    kept(text, limit_bytes, |character| !character.is_control() && !matches!(character, '\u{2028}' | '\u{2029}'))
+}
+
+fn kept(text: &str, limit_bytes: usize, keep: impl Fn(char) -> bool) -> String {
     let mut safe = String::new();
     for character in text.chars() {
         if safe.len() + character.len_utf8() > limit_bytes {
             break;
         }
-        let keep = !character.is_control() || character == '\n';
-        safe.push(if keep { character } else { ' ' });
+        safe.push(if keep(character) { character } else { ' ' });
     }
     safe
 }
@@ -214,6 +222,7 @@ mod tests {
     #[test]
     fn peer_text_cannot_steer_a_terminal() {
         assert_eq!(shown("a\x1b[31mb\nc", 100), "a [31mb\nc");
+        assert_eq!(shown_line("a\x1b[31mb\nc\r\u{85}\u{2028}d", 100), "a [31mb c   d");
         assert_eq!(shown("äöü", 3), "ä");
     }
 }

@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::buffers::{Payload, Pool};
 
 /// Changes whenever two binaries could misread each other, so also with [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 2;
+pub(crate) const PROTOCOL: u8 = 3;
 const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 36;
 /// No frame is larger; a length above it is refused before anything is allocated.
@@ -94,6 +94,8 @@ pub enum FrameError {
     TooLarge { bytes: u64, limit_bytes: u64 },
     #[error("checksum {found:08x} instead of {expected:08x}: the data was damaged on the way")]
     Checksum { expected: u32, found: u32 },
+    #[error("an empty frame that does not end its message")]
+    Empty,
     #[error("a {kind} frame where none is allowed")]
     OutOfPlace { kind: &'static str },
 }
@@ -112,6 +114,11 @@ impl Frame {
     /// A control frame, which is a message of its own outside of the order of collectives.
     pub(crate) fn control(kind: Kind, payload: Vec<u8>) -> Frame {
         Frame { kind, last: true, sequence: 0, payload: Payload::new(payload) }
+    }
+
+    /// What it takes up on the way.
+    pub(crate) fn bytes(&self) -> usize {
+        HEADER_BYTES + self.payload.len()
     }
 
     /// The header to write before the payload.
@@ -176,6 +183,10 @@ impl Header {
             return Err(FrameError::TooLarge { bytes: length.into(), limit_bytes });
         }
         let last = flags == 1;
+        // It moves nothing, so a stream of them would keep a collective busy for ever.
+        if length == 0 && !last {
+            return Err(FrameError::Empty);
+        }
         Ok(Header { kind, last, generation, sequence: u64_at(16), length, checksum: u32_at(28) })
     }
 
@@ -353,6 +364,10 @@ mod tests {
         assert!(matches!(with(7, 1), FrameError::Kind { .. }));
         assert_eq!(with(8, 8), FrameError::Generation { theirs: 8, ours: 9 });
         assert!(matches!(with(28, 4), FrameError::Checksum { .. }));
+        let mut empty = bytes_of(&Frame { payload: Payload::new(Vec::new()), ..sample() }, 9);
+        empty[6] = 0;
+        seal(&mut empty);
+        assert_eq!(refused(&empty), FrameError::Empty);
         let mut damaged = good.clone();
         damaged[16] ^= 1;
         assert!(matches!(refused(&damaged), FrameError::Checksum { .. }));
@@ -389,6 +404,7 @@ mod tests {
             kind in 0..Kind::ALL.len(), last: bool, sequence: u64, generation: u64,
             payload in prop::collection::vec(any::<u8>(), 0..300),
         ) {
+            let last = last || payload.is_empty();
             let frame = Frame { kind: Kind::ALL[kind], last, sequence, payload: Payload::new(payload) };
             let mut bytes = bytes_of(&frame, generation);
             bytes.extend(b"the next frame");

@@ -82,7 +82,7 @@ fn damaged_frames_are_refused_and_whole_ones_before_them_kept() {
                 let kind = [Kind::Agree, Kind::Handshake, Kind::ReduceScatter, Kind::Abort][dice.below(4)];
                 let length = [0, 1, 31, 32, 200][dice.below(5)];
                 let payload = Payload::new(dice.bytes(length));
-                Frame { kind, last: dice.below(2) == 0, sequence: sequence as u64, payload }
+                Frame { kind, last: length == 0 || dice.below(2) == 0, sequence: sequence as u64, payload }
             })
             .collect();
         let whole = bytes_of(&frames, 9);

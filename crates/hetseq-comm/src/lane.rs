@@ -51,7 +51,8 @@ struct State {
     queue: VecDeque<Frame>,
     queued_bytes: usize,
     end: Option<End>,
-    /// The consumer is gone: what is pushed is dropped, so that no producer waits for room.
+    /// The consumer is gone: there is no room any more, and what is pushed is dropped. Its own lane has ended before, so
+    /// that the producer finds out why.
     deaf: bool,
 }
 
@@ -62,7 +63,7 @@ impl Lane {
 
     pub(crate) fn has_room(&self) -> bool {
         let state = locked(&self.state);
-        state.deaf || state.queued_bytes < CAPACITY_BYTES
+        !state.deaf && state.queued_bytes < CAPACITY_BYTES
     }
 
     /// Never blocks; the producer asks for room first.
@@ -176,11 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_that_leaves_holds_nobody_up() {
+    fn a_consumer_that_leaves_takes_nothing_more() {
         let lane = Lane::new(Arc::default(), Arc::default());
-        lane.push(frame(CAPACITY_BYTES));
-        assert!(!lane.has_room());
-        lane.stop_listening();
         assert!(lane.has_room());
+        lane.stop_listening();
+        assert!(!lane.has_room());
+        lane.push(frame(1));
+        assert!(matches!(lane.next(), Next::Nothing));
     }
 }

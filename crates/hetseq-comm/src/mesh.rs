@@ -14,7 +14,7 @@ use crate::frame::{Frame, FrameError, Kind};
 use crate::heart::Heart;
 use crate::lane::Bell;
 use crate::link::{End, Link, Next, locked};
-use crate::options::Options;
+use crate::options::{Options, beat_for};
 use crate::outgoing::Step;
 use crate::tcp::{self, Wire};
 
@@ -77,12 +77,13 @@ impl Mesh {
         }
     }
 
-    /// Over sockets, one per other rank.
+    /// Over sockets, one per other rank. `silence` is the shortest limit of all ranks.
     pub(crate) fn over_wires(
         rank: usize,
         generation: u64,
         hosts: Vec<String>,
         connections: Vec<Option<Connection>>,
+        silence: Duration,
         options: &Options,
     ) -> Result<Mesh, CommError> {
         let mut mesh = Mesh::new(rank, generation, hosts, Vec::new(), Arc::default(), options);
@@ -93,7 +94,7 @@ impl Mesh {
             mesh.wires.extend(wire.clone());
             mesh.links.push(wire.map(Link::Wire));
         }
-        mesh.heart = Some(Heart::start(mesh.wires.clone(), options.beat())?);
+        mesh.heart = Some(Heart::start(mesh.wires.clone(), beat_for(silence))?);
         Ok(mesh)
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use crate::secret::Secret;
 
-/// Settings of a [`crate::Group`]. Ranks need not have equal ones, except for `secret` and `encrypt`.
+/// Settings of a [`crate::Group`]. Ranks need not have equal ones, except for `secret` and `encrypt`; of `silence` they tell
+/// each other, so that every rank beats often enough for the strictest.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// A peer from which not one byte came for this long is dead. Heartbeats flow also while a rank computes.
@@ -60,12 +61,12 @@ impl Options {
             _ => gethostname::gethostname().to_string_lossy().into_owned(),
         }
     }
+}
 
-    /// Ten beats fit into the silence limit, so that a few lost or late ones do not matter; two seconds is often enough
-    /// for any limit and keeps an idle link cheap.
-    pub(crate) fn beat(&self) -> Duration {
-        (self.silence / 10).clamp(Duration::from_millis(1), Duration::from_secs(2))
-    }
+/// How often to beat for a peer with this limit on silence. Ten beats fit into it, so that a few lost or late ones do not
+/// matter; two seconds is often enough for any limit and keeps an idle link cheap.
+pub(crate) fn beat_for(silence: Duration) -> Duration {
+    (silence / 10).clamp(Duration::from_millis(1), Duration::from_secs(2))
 }
 
 #[cfg(test)]
@@ -80,8 +81,8 @@ mod tests {
 
     #[test]
     fn beat_follows_a_short_silence() {
-        let options = Options { silence: Duration::from_millis(200), ..Options::default() };
-        assert_eq!(options.beat(), Duration::from_millis(20));
-        assert_eq!(Options::default().beat(), Duration::from_secs(2));
+        assert_eq!(beat_for(Duration::from_millis(200)), Duration::from_millis(20));
+        assert_eq!(beat_for(Options::default().silence), Duration::from_secs(2));
+        assert_eq!(beat_for(Duration::ZERO), Duration::from_millis(1));
     }
 }

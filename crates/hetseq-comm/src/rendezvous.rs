@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use fixed::Fixed;
 
 use crate::connection::Connection;
-use crate::error::{CommError, shown};
+use crate::error::{CommError, shown_line};
 use crate::identity::Identity;
 use crate::mesh::Mesh;
 use crate::options::Options;
@@ -77,6 +77,8 @@ struct Met {
     rank: usize,
     generation: u64,
     names: Vec<String>,
+    /// The shortest limit on silence that a rank has.
+    silence: Duration,
     connections: Vec<Option<Connection>>,
     /// On rank 0.
     keeper: Option<Doorkeeper>,
@@ -88,7 +90,7 @@ pub(crate) fn meet(
     identity: &Identity,
     options: &Options,
 ) -> Result<(Mesh, Option<Doorkeeper>), CommError> {
-    let name = shown(&options.shown_name(), talk::NAME_LIMIT_BYTES);
+    let name = shown_line(&options.shown_name(), talk::NAME_LIMIT_BYTES);
     let Place { rank, world, .. } = *place;
     let at = place.rendezvous.to_string();
     let meeting = Meeting { rank, world, at, name, identity, options, began: Instant::now() };
@@ -104,7 +106,7 @@ pub(crate) fn meet(
             return Err(CommError::Place { problem });
         }
     };
-    let mesh = Mesh::over_wires(met.rank, met.generation, met.names, met.connections, options)?;
+    let mesh = Mesh::over_wires(met.rank, met.generation, met.names, met.connections, met.silence, options)?;
     tracing::info!("rank {} of {world}: all are connected", met.rank);
     Ok((mesh, met.keeper))
 }

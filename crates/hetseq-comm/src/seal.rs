@@ -127,6 +127,11 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
+    /// How far it has come, to tell whether anything came at all: whole records, and bytes of the next.
+    pub(crate) fn progress(&self) -> (u64, usize) {
+        (self.count, self.come)
+    }
+
     /// As [`Read::read`]. After an error nothing more can be read, unless the error is that nothing is there yet.
     pub(crate) fn read(&mut self, from: &mut impl Read, into: &mut [u8]) -> Result<usize, Error> {
         if into.is_empty() {

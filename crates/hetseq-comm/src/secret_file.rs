@@ -5,11 +5,14 @@
 //! clocks. Whoever reads it checks that it is what rank 0 makes and not something that another user put there. Called by
 //! `rendezvous/`; what the secret is used for is in `secret.rs`.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
+use crate::link::locked;
 use crate::secret::random;
 
 /// Longer ones are not ours.
@@ -26,7 +29,7 @@ pub(crate) struct SecretFile {
 impl SecretFile {
     /// Draws a secret and puts it at `path`, in place of what an earlier run left there. The error is the reason only.
     pub(crate) fn make(path: &Path) -> Result<SecretFile, String> {
-        let dir = path.parent().unwrap_or(Path::new("."));
+        let dir = directory_of(path);
         let is_new = !dir.exists();
         fs::create_dir_all(dir).map_err(|error| error.to_string())?;
         let drawn: [u8; 32] = random().map_err(|error| error.to_string())?;
@@ -55,6 +58,8 @@ impl Drop for SecretFile {
 
 /// The secret in the file at `path`, or why there is none that can be trusted.
 pub(crate) fn read(path: &Path) -> Result<String, String> {
+    // An NFS client that once found no such file remembers that for a while; listing the directory makes it ask again.
+    _ = fs::read_dir(directory_of(path)).map(Iterator::count);
     let text = read_private(path)?;
     match text.trim() {
         "" => Err("it is empty".to_owned()),
@@ -62,11 +67,12 @@ pub(crate) fn read(path: &Path) -> Result<String, String> {
     }
 }
 
-/// What is in a file that is certain to be this user's and nobody else's to read.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
+}
+
+/// What is in a file that is certain to be this user's and nobody else's to read. List its directory first.
 pub(crate) fn read_private(path: &Path) -> Result<String, String> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    // An NFS client that once found no such file remembers that for a while; listing the directory makes it ask again.
-    _ = fs::read_dir(dir).map(Iterator::count);
     let mut options = OpenOptions::new();
     // No link is followed, and no pipe waited for.
     options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -85,7 +91,7 @@ pub(crate) fn read_private(path: &Path) -> Result<String, String> {
     }
     // Only the owner can read it, so this asks whether this process has more rights than that: an administrator's must
     // not take a stranger's secret for its own.
-    let own = own_id(dir)?;
+    let own = own_id(directory_of(path))?;
     if metadata.uid() != own {
         return Err(format!("it belongs to another user (id {}, not {own}); remove it", metadata.uid()));
     }
@@ -102,7 +108,9 @@ pub(crate) fn put(path: &Path, content: &[u8]) -> Result<(), String> {
     let drawn: [u8; 8] = random().map_err(|error| error.to_string())?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{}.{}", name.trim_start_matches('.'), hex(&drawn)));
-    let done = write_new(&temporary, content).and_then(|file| {
+    let done = create(&temporary).and_then(|mut file| {
+        file.write_all(content)?;
+        file.sync_all()?;
         let mode = file.metadata()?.mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(std::io::Error::other(format!("this file system keeps no file private (mode {mode:04o})")));
@@ -116,21 +124,30 @@ pub(crate) fn put(path: &Path, content: &[u8]) -> Result<(), String> {
     done.map_err(|error| error.to_string())
 }
 
-fn write_new(path: &Path, content: &[u8]) -> std::io::Result<File> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    Ok(file)
+fn create(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// As whom this process makes files in `dir`, which is also what its own files there belong to if the server of the
-/// file system maps users.
+/// file system maps users. Found out once: ranks that wait look several times a second.
 fn own_id(dir: &Path) -> Result<u32, String> {
+    static KNOWN: Mutex<BTreeMap<PathBuf, u32>> = Mutex::new(BTreeMap::new());
+    if let Some(id) = locked(&KNOWN).get(dir) {
+        return Ok(*id);
+    }
+    let id = owner_of_new_file(dir)?;
+    locked(&KNOWN).insert(dir.to_owned(), id);
+    Ok(id)
+}
+
+fn owner_of_new_file(dir: &Path) -> Result<u32, String> {
     let cannot = |error: std::io::Error| format!("whose it is cannot be told: {error}");
     let drawn: [u8; 8] = random().map_err(cannot)?;
     let path = dir.join(format!(".owner.{}", hex(&drawn)));
-    let file = write_new(&path, &[]).map_err(cannot)?;
+    let file = create(&path).map_err(cannot)?;
     let id = file.metadata().map(|metadata| metadata.uid());
+    // Before it is removed, or NFS would leave another file in its place for as long.
+    drop(file);
     _ = fs::remove_file(&path);
     id.map_err(cannot)
 }
@@ -215,6 +232,19 @@ mod tests {
             put(&path, content.as_bytes()).unwrap();
             refused(expected);
         }
+    }
+
+    #[test]
+    fn looking_again_changes_nothing_in_the_directory() {
+        let scratch = TempDir::new().unwrap();
+        let path = scratch.path().join("secret");
+        let made = SecretFile::make(&path).unwrap();
+        assert_eq!(read(&path).unwrap(), made.secret());
+        let changed = || fs::metadata(scratch.path()).unwrap().modified().unwrap();
+        let before = changed();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(read(&path).unwrap(), made.secret());
+        assert_eq!(changed(), before, "a file came and went");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::CommError;
 use crate::options::Options;
@@ -139,6 +139,18 @@ pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std
     }
     stream.set_nodelay(true)?;
     Ok(stream)
+}
+
+/// How long a waiting connection may be silent before the system asks whether the other end is still there, and how often
+/// it asks. On Linux the ninth question without an answer is enough.
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(1));
+
+/// Lets the system find out by itself, within a quarter of a minute or so, whether the machine at the other end is gone: for
+/// connections over which nobody speaks for long. `false` for those that have heartbeats and a limit of their own.
+pub(crate) fn watch(stream: &TcpStream, watched: bool) -> std::io::Result<()> {
+    let socket = SockRef::from(stream);
+    if watched { socket.set_tcp_keepalive(&KEEPALIVE) } else { socket.set_keepalive(false) }
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ struct Parcel {
     body: Option<Arc<Payload>>,
     /// How much of both is written.
     written: usize,
+    is_sealed: bool,
 }
 
 impl Parcel {
@@ -70,6 +71,22 @@ impl Parcel {
 
     fn unwritten_bytes(&self) -> usize {
         self.head.len() + self.body.as_ref().map_or(0, |body| body.len()) - self.written
+    }
+
+    /// Encrypts it, if that is due and not done. Only now that its turn has come: records count up, so that one that was
+    /// sealed and then dropped would look to the peer like one that somebody took out on the way.
+    fn seal(&mut self, seal: Option<&mut Seal>) -> std::io::Result<()> {
+        let Some(seal) = seal.filter(|_| !self.is_sealed) else { return Ok(()) };
+        let mut records = Vec::new();
+        seal.sealer.write(&mut records, &self.head)?;
+        seal.sealer.write(&mut records, self.body.as_deref().map_or(&[], |body| &body[..]))?;
+        *self = Parcel { head: records, body: None, written: 0, is_sealed: true };
+        Ok(())
+    }
+
+    /// From here on it must leave whole.
+    fn has_begun(&self) -> bool {
+        self.is_sealed || self.written > 0
     }
 }
 
@@ -105,9 +122,10 @@ impl Wire {
         })))
     }
 
-    /// One frame at a time: the next is made when this one has left, from what is then in the cache.
+    /// One frame at a time: the next is made when this one has left, from what is then in the cache. None for a peer that
+    /// takes nothing more; how it ended says why.
     pub(crate) fn has_room(&self) -> bool {
-        self.mute || self.queued_bytes() < SMALL_BYTES
+        !self.mute && self.queued_bytes() < SMALL_BYTES
     }
 
     /// Counted when asked for: there are a few parcels at most.
@@ -136,27 +154,18 @@ impl Wire {
             head.extend_from_slice(&frame.payload);
         }
         let body = (!small).then(|| frame.payload.clone());
-        let parcel = match self.sealed(head, body) {
-            Ok(parcel) => parcel,
-            Err(error) => return self.lose(&error),
-        };
-        self.queue.push_back(parcel);
+        self.queue.push_back(Parcel { head, body, written: 0, is_sealed: false });
         self.write();
-    }
-
-    /// What goes over the line: the frame as it is, or encrypted.
-    fn sealed(&mut self, head: Vec<u8>, body: Option<Arc<Payload>>) -> std::io::Result<Parcel> {
-        let Some(seal) = &mut self.seal else { return Ok(Parcel { head, body, written: 0 }) };
-        let mut records = Vec::new();
-        seal.sealer.write(&mut records, &head)?;
-        seal.sealer.write(&mut records, body.as_deref().map_or(&[], |body| &body[..]))?;
-        Ok(Parcel { head: records, body: None, written: 0 })
     }
 
     /// Writes what the line takes; tells whether it took anything.
     pub(crate) fn write(&mut self) -> bool {
         let mut moved = false;
         while let Some(parcel) = self.queue.front_mut() {
+            if let Err(error) = parcel.seal(self.seal.as_mut()) {
+                self.lose(&error);
+                return true;
+            }
             match (&*self.stream).write(parcel.rest()) {
                 Ok(count) => {
                     parcel.written += count;
@@ -183,8 +192,9 @@ impl Wire {
     fn lose(&mut self, error: &std::io::Error) {
         self.mute = true;
         self.queue.clear();
-        // The peer's last words may be there to read; if not, this is how it left.
-        self.read(usize::MAX);
+        // The peer's last words may be there to read; if not, this is how it left. A connection that is gone brings no more
+        // than lies in the system's buffers.
+        self.read(FRAME_LIMIT_BYTES);
         self.end.get_or_insert_with(|| End::Closed(format!("connection lost: {error}")));
     }
 
@@ -194,7 +204,7 @@ impl Wire {
         }
         match (self.ahead.pop_front(), &self.end) {
             (Some(frame), _) => {
-                self.ahead_bytes -= frame.payload.len();
+                self.ahead_bytes -= frame.bytes();
                 Next::Frame(frame)
             }
             (None, Some(end)) => Next::Ended(end.clone()),
@@ -207,10 +217,10 @@ impl Wire {
     fn read(&mut self, room: usize) -> bool {
         let mut moved = false;
         while self.end.is_none() && (self.ahead.is_empty() || self.ahead_bytes < room) {
-            let had = self.partial.bytes();
+            let had = self.progress();
             let mut from = Opened { from: &*self.stream, opener: self.seal.as_mut().map(|seal| &mut seal.opener) };
             let read = self.partial.read(&mut from, self.accept, &self.pool);
-            if !matches!(read, Err(ReadError::NotYet)) || self.partial.bytes() > had {
+            if !matches!(read, Err(ReadError::NotYet)) || self.progress() != had {
                 self.heard = Instant::now();
             }
             match read {
@@ -220,7 +230,7 @@ impl Wire {
                     match end_in(&frame) {
                         Some(end) => self.end = Some(end),
                         None => {
-                            self.ahead_bytes += frame.payload.len();
+                            self.ahead_bytes += frame.bytes();
                             self.ahead.push_back(frame);
                         }
                     }
@@ -233,6 +243,12 @@ impl Wire {
             }
         }
         moved
+    }
+
+    /// How far the next frame has come. Under encryption bytes count that cannot be opened yet: over a slow line a record
+    /// may take longer than the peer may be silent.
+    fn progress(&self) -> (usize, Option<(u64, usize)>) {
+        (self.partial.bytes(), self.seal.as_ref().map(|seal| seal.opener.progress()))
     }
 
     /// How much longer the peer may be silent, while this rank listens, which it does since `since`; at the limit that
@@ -277,7 +293,7 @@ impl Wire {
     pub(crate) fn farewell(&mut self, end: &End) {
         let words = match end {
             End::Aborted(reason) => {
-                self.queue.retain(|parcel| parcel.written > 0);
+                self.queue.retain(Parcel::has_begun);
                 Frame::control(Kind::Abort, shown(reason, REASON_LIMIT_BYTES).into_bytes())
             }
             _ => Frame::control(Kind::Goodbye, Vec::new()),
@@ -295,10 +311,16 @@ impl Wire {
             self.mute = true;
             let _ = self.stream.shutdown(Shutdown::Write);
         }
-        self.read(usize::MAX);
+        self.discard();
+        self.end.is_some()
+    }
+
+    /// Reads towards the peer's last words and forgets what comes before them. A little at a time: a peer that has not
+    /// noticed yet may go on sending for long, and the caller watches the clock.
+    fn discard(&mut self) {
+        self.read(AHEAD_BYTES);
         self.ahead.clear();
         self.ahead_bytes = 0;
-        self.end.is_some()
     }
 
     fn interest(&self) -> PollFlags {

@@ -7,7 +7,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use hetseq_comm::{Group, Identity, Options, Route, Secret, Shards, Wire};
+use hetseq_comm::{Group, Identity, Options, Rendezvous, Route, Secret, Shards, Wire};
 use hetseq_metrics::median;
 use hetseq_train::WireType;
 use serde::Serialize;
@@ -103,10 +103,20 @@ struct Report {
 }
 
 fn measure(args: &BenchCommArgs) -> anyhow::Result<()> {
-    let secret = secret()?.map(Secret::Given).unwrap_or_default();
+    let place = args.place.find()?;
+    let secret = match secret()? {
+        Some(secret) => Secret::Given(secret),
+        // In a shared directory the ranks find one by themselves.
+        None if matches!(place.rendezvous, Rendezvous::Directory(_)) => Secret::None,
+        None => {
+            let problem = "HETSEQ_SECRET is not set, and without it anybody who reaches the port could join: set it to \
+                           the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16) makes one";
+            return Err(UsageError(problem.to_owned()).into());
+        }
+    };
     let options = Options { join: Duration::from_secs(60), secret, encrypt: args.encrypt, ..Options::default() };
     let identity = Identity::new().with("command", "bench comm");
-    let mut group = Group::join(&args.place.find()?, &identity, &options)?;
+    let mut group = Group::join(&place, &identity, &options)?;
     let speaks = group.rank() == 0;
     if speaks && !args.json {
         print_line("world       MB  wire  route   median ms    best ms   Mbit/s per rank and direction");

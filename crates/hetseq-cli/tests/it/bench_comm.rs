@@ -36,7 +36,10 @@ fn sums_are_timed_and_verified_with_the_route_they_took() {
 
 #[test]
 fn what_cannot_be_measured_is_refused_before_anybody_starts() {
-    let wrong: [(&[&str], &str); 6] = [
+    let elsewhere = ["--distributed-world-size", "2", "--distributed-rank", "0"];
+    let elsewhere = [&elsewhere[..], &["--distributed-init-method", "tcp://127.0.0.1:1"]].concat();
+    let wrong: [(&[&str], &str); 7] = [
+        (&elsewhere, "HETSEQ_SECRET is not set"),
         (&["--world", "1"], "at least two ranks"),
         (&["--distributed-world-size", "1"], "at least two ranks"),
         (&["--world", "2,3", "--own", "1,1"], "--own has 2 weights for 3 ranks"),

@@ -2,11 +2,12 @@
 //!
 //! Everybody who is let in has a moment ([`Limits::moment`]) in which nobody can push them out, and an honest rank needs
 //! less. After that, whoever has been there longest makes room, first among those who share the newcomer's address, else
-//! at the address that takes up most. So a crowd from one address stands in its own way only, and even one at the same
-//! address as an honest rank only makes that rank try again. Called by `reception.rs`.
+//! at the address that takes up most of those where somebody had that moment. So a crowd from one address stands in its own
+//! way only, crowds from many cannot stay, and even one at the same address as an honest rank only makes that rank try
+//! again. Whoever has one IPv6 address has a whole network of 2^64, which therefore counts as one. Called by `reception.rs`.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 /// How much is let in at the same time.
@@ -51,27 +52,42 @@ pub(super) enum Admission {
     TurnAway,
 }
 
+/// Those at one address.
+#[derive(Clone, Copy, Default)]
+struct Crowd {
+    count: usize,
+    /// The age of the oldest, and who it is.
+    oldest: (Duration, usize),
+}
+
 /// Whether to let `newcomer` in beside `inside`.
 pub(super) fn decide(inside: &[Visitor], newcomer: IpAddr, limits: &Limits) -> Admission {
-    let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
-    for visitor in inside {
-        *crowds.entry(visitor.ip).or_default() += 1;
+    let mut crowds: BTreeMap<IpAddr, Crowd> = BTreeMap::new();
+    for (index, visitor) in inside.iter().enumerate() {
+        let crowd = crowds.entry(counted_as(visitor.ip)).or_default();
+        crowd.count += 1;
+        crowd.oldest = crowd.oldest.max((visitor.age, index));
     }
-    let crowd = crowds.get(&newcomer).copied().unwrap_or_default();
-    let pressed = if crowd >= limits.per_address {
-        newcomer
+    let own = crowds.get(&counted_as(newcomer)).copied().unwrap_or_default();
+    let pressed = if own.count >= limits.per_address {
+        Some(own)
     } else if inside.len() >= limits.total {
-        match crowds.into_iter().max_by_key(|(_, count)| *count) {
-            Some((ip, _)) => ip,
-            None => return Admission::TurnAway,
-        }
+        let movable = crowds.into_values().filter(|crowd| crowd.oldest.0 >= limits.moment);
+        movable.max_by_key(|crowd| (crowd.count, crowd.oldest))
     } else {
         return Admission::LetIn;
     };
-    let candidates = inside.iter().enumerate().filter(|(_, visitor)| visitor.ip == pressed);
-    match candidates.max_by_key(|(_, visitor)| visitor.age) {
-        Some((index, oldest)) if oldest.age >= limits.moment => Admission::InPlaceOf(index),
+    match pressed.map(|crowd| crowd.oldest) {
+        Some((age, index)) if age >= limits.moment => Admission::InPlaceOf(index),
         _ => Admission::TurnAway,
+    }
+}
+
+/// The address itself, or the /64 network of an IPv6 one.
+fn counted_as(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
     }
 }
 
@@ -101,10 +117,26 @@ mod tests {
             (&[(1, 150), (2, 900), (1, 200), (1, 30)], 1, Admission::InPlaceOf(2)),
             // All is full: the largest crowd gives way to one from elsewhere.
             (&[(1, 150), (1, 160), (1, 120), (2, 900), (2, 900), (3, 900)], 9, Admission::InPlaceOf(1)),
-            (&[(1, 50), (1, 60), (1, 20), (2, 900), (2, 900), (3, 900)], 9, Admission::TurnAway),
+            // One in which nobody had their moment gives way to nobody, and the next is looked at.
+            (&[(1, 50), (1, 60), (1, 20), (2, 900), (2, 910), (3, 950)], 9, Admission::InPlaceOf(4)),
+            (&[(1, 50), (1, 60), (1, 20), (2, 90), (2, 90), (3, 90)], 9, Admission::TurnAway),
+            // Among equals the one who has been there longest.
+            (&[(1, 150), (2, 150), (3, 170), (4, 150), (5, 10), (6, 20)], 9, Admission::InPlaceOf(2)),
         ] {
             assert_eq!(decide(&visitors(inside), ip(newcomer), &LIMITS), expected, "{inside:?}");
         }
+    }
+
+    #[test]
+    fn a_network_of_ipv6_addresses_counts_as_one() {
+        let at = |host: u16, age| Visitor {
+            ip: Ipv6Addr::new(0x2001, 0xdb8, 0, 7, 0, 0, 0, host).into(),
+            age: Duration::from_millis(age),
+        };
+        let inside = [at(1, 50), at(2, 170), at(3, 160)];
+        assert_eq!(decide(&inside, at(4, 0).ip, &LIMITS), Admission::InPlaceOf(1));
+        let elsewhere = Ipv6Addr::new(0x2001, 0xdb8, 0, 8, 0, 0, 0, 1).into();
+        assert_eq!(decide(&inside, elsewhere, &LIMITS), Admission::LetIn);
     }
 
     proptest! {
@@ -129,6 +161,15 @@ mod tests {
                     prop_assert!(inside.iter().filter(|v| v.ip == ip(last)).count() <= LIMITS.per_address);
                 }
             }
+        }
+
+        // Wherever they are from and whoever of them comes and goes: as long as one has had their moment, there is room.
+        #[test]
+        fn strangers_from_many_addresses_cannot_stay(visitors in prop::collection::vec((0u8..20, 0u64..200), 0..7)) {
+            let inside = visitors.iter().map(|(from, age)| (100 + from, *age)).collect::<Vec<_>>();
+            let decision = decide(&self::visitors(&inside), ip(9), &LIMITS);
+            let has_stayer = visitors.iter().any(|(_, age)| *age >= 100);
+            prop_assert_eq!(decision == Admission::TurnAway, visitors.len() >= LIMITS.total && !has_stayer);
         }
 
         // However many silent strangers of one address are there, one from elsewhere is let in once they had their moment.

@@ -30,14 +30,15 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
             world: 2,
             name: "alpha".to_owned(),
             listener: Some(address),
+            silence: Duration::from_secs(60),
             identity: Identity::new().with("optim.lr", 0.1).with("run.seed", 7),
         }),
         Message::Roster(Roster {
             generation: 7,
             you: 1,
             members: vec![
-                Member { name: "alpha".to_owned(), listener: None },
-                Member { name: "beta".to_owned(), listener: Some(address) },
+                Member { name: "alpha".to_owned(), listener: None, silence: Duration::from_secs(60) },
+                Member { name: "beta".to_owned(), listener: Some(address), silence: Duration::MAX },
             ],
         }),
         Message::Failed("out of paper".to_owned()),

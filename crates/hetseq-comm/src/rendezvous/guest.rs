@@ -56,6 +56,7 @@ pub(super) fn hello(meeting: &Meeting<'_>, listener: Option<SocketAddr>) -> Mess
         world: meeting.world as u64,
         name: meeting.name.clone(),
         listener,
+        silence: meeting.options.silence,
         identity: meeting.identity.clone(),
     })
 }
@@ -71,7 +72,8 @@ fn pair_and_start(
 ) -> Result<Met, CommError> {
     let failed = |error: TalkError| error.into_error(&format!("rank 0 at {}", meeting.at));
     let rank = roster.you as usize;
-    home.allow(PAIRING + GRACE);
+    // Rank 0 waits for one `GRACE` longer than the pairing may take; its word on who failed needs a moment more.
+    home.allow(PAIRING + 2 * GRACE);
     let pairing = Pairing { meeting, rank, roster: &roster, credentials, ip };
     let mut connections = match pairing::pair(&pairing, listener, &mut home) {
         Ok(connections) => connections,
@@ -87,8 +89,9 @@ fn pair_and_start(
         other => return Err(failed(unexpected("start", &other))),
     }
     connections[0] = Some(home.into_connection());
+    let silence = roster.silence();
     let names = roster.members.into_iter().map(|member| member.name).collect();
-    Ok(Met { rank, generation: roster.generation, names, connections, keeper: None })
+    Ok(Met { rank, generation: roster.generation, names, silence, connections, keeper: None })
 }
 
 /// Where others reach our listener: the chosen address, else the one that leads to rank 0.

@@ -49,7 +49,10 @@ pub(super) fn pair(
         let credentials = this.credentials.clone();
         let greet = move |talk| greeting::answer(talk, &Party { rank, generation, credentials: &credentials, encrypt });
         let door = Reception::open(listener, Limits::gathering(meeting.world), greet)?;
-        admit(this, &door, home, deadline, &mut connections)?;
+        let higher = admit(this, &door, home, deadline)?;
+        connections.iter_mut().zip(higher).for_each(|(connection, talk)| {
+            *connection = connection.take().or(talk.map(Talk::into_connection));
+        });
     }
     Ok(connections)
 }
@@ -101,20 +104,21 @@ fn reachable(announced: SocketAddr, here: IpAddr, zero: IpAddr) -> SocketAddr {
     }
 }
 
-/// Lets the higher ranks in.
+/// Lets the higher ranks in; by rank.
 fn admit(
     this: &Pairing<'_>,
     door: &Reception<(Talk, Option<u64>)>,
     home: &mut Talk,
     deadline: Instant,
-    connections: &mut [Option<Connection>],
-) -> Result<(), CommError> {
+) -> Result<Vec<Option<Talk>>, CommError> {
     let Pairing { meeting, roster, .. } = *this;
+    let higher = this.rank + 1..meeting.world;
+    let mut talks: Vec<Option<Talk>> = (0..meeting.world).map(|_| None).collect();
     let mut strangers = Strangers::default();
     loop {
-        let missing: Vec<usize> = (this.rank + 1..meeting.world).filter(|rank| connections[*rank].is_none()).collect();
+        let missing: Vec<usize> = higher.clone().filter(|rank| talks[*rank].is_none()).collect();
         if missing.is_empty() {
-            return Ok(());
+            return Ok(talks);
         }
         if Instant::now() >= deadline {
             let names: Vec<&str> = missing.iter().map(|rank| roster.members[*rank].name.as_str()).collect();
@@ -135,9 +139,10 @@ fn admit(
                     }
                 }
                 Arrival::Came((talk, rank)) => {
-                    let expected = missing.iter().find(|missing| Some(**missing as u64) == rank);
-                    match expected.filter(|rank| connections[**rank].is_none()) {
-                        Some(rank) => connections[*rank] = accept(talk),
+                    let seat = higher.clone().find(|higher| Some(*higher as u64) == rank).map(|rank| &mut talks[rank]);
+                    // One that gave up its connection, perhaps because our answer was late, dials again.
+                    match seat.filter(|seat| seat.as_ref().is_none_or(Talk::is_gone)) {
+                        Some(seat) => *seat = accept(talk),
                         None => turn_away(meeting, talk, rank),
                     }
                 }
@@ -147,12 +152,9 @@ fn admit(
     }
 }
 
-fn accept(mut talk: Talk) -> Option<Connection> {
-    match talk.send(&Message::Accepted) {
-        Ok(()) => Some(talk.into_connection()),
-        // It went away meanwhile and dials again.
-        Err(_) => None,
-    }
+fn accept(mut talk: Talk) -> Option<Talk> {
+    // If that fails, it went away meanwhile and dials again.
+    talk.send(&Message::Accepted).ok().map(|()| talk)
 }
 
 fn turn_away(meeting: &Meeting<'_>, talk: Talk, rank: Option<u64>) {

@@ -7,7 +7,7 @@ use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::HANDSHAKE;
 use super::admission::{Admission, Limits, Visitor, decide};
 use super::talk::{Talk, TalkError, canonical};
 use crate::error::CommError;
+use crate::link::locked;
 use crate::socket;
 
 /// How long to wait when the system cannot accept, for lack of file descriptors say.
@@ -38,13 +39,14 @@ pub(super) struct Reception<T> {
 /// What the accepting thread shares with its owner.
 pub(super) struct Door {
     listener: TcpListener,
-    closing: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
     limits: Limits,
     inside: Vec<Inside>,
+    /// In here, so that nobody can slip in between the last look at who is inside and the closing.
+    is_closing: bool,
 }
 
 /// A connection that is being greeted.
@@ -61,8 +63,8 @@ impl<T: Send + 'static> Reception<T> {
         limits: Limits,
         greet: impl Fn(Talk) -> Result<T, TalkError> + Send + Sync + 'static,
     ) -> Result<Reception<T>, CommError> {
-        let state = Mutex::new(State { limits, inside: Vec::new() });
-        let door = Arc::new(Door { listener, closing: AtomicBool::new(false), state });
+        let state = Mutex::new(State { limits, inside: Vec::new(), is_closing: false });
+        let door = Arc::new(Door { listener, state });
         // No sender is kept here: when the door is closed and all greetings have ended, the channel ends too.
         let (report, done) = channel();
         let acceptor = Acceptor { door: door.clone(), greet: Arc::new(greet), report };
@@ -93,21 +95,28 @@ impl<T: Send + 'static> Reception<T> {
 
 impl Door {
     pub(super) fn close(&self) {
-        self.closing.store(true, Ordering::Release);
+        let inside = {
+            let mut state = locked(&self.state);
+            state.is_closing = true;
+            std::mem::take(&mut state.inside)
+        };
         socket::wake(&self.listener);
-        for inside in locked(&self.state).inside.drain(..) {
+        for inside in inside {
             // Fails only when it is gone already.
             let _ = inside.stream.shutdown(Shutdown::Both);
         }
     }
 
     fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
+        locked(&self.state).is_closing
     }
 
     /// Makes a place for a connection, if it may come in.
-    fn admit(&self, stream: &TcpStream, ip: IpAddr) -> Result<Arc<AtomicBool>, Duration> {
+    fn admit(&self, stream: &TcpStream, ip: IpAddr) -> Result<Arc<AtomicBool>, TalkError> {
         let mut state = locked(&self.state);
+        if state.is_closing {
+            return Err(TalkError::Closing);
+        }
         let now = Instant::now();
         let visitor = |inside: &Inside| Visitor { ip: inside.ip, age: now.duration_since(inside.since) };
         let visitors: Vec<Visitor> = state.inside.iter().map(visitor).collect();
@@ -118,9 +127,9 @@ impl Door {
                 out.pushed_out.store(true, Ordering::Release);
                 let _ = out.stream.shutdown(Shutdown::Both);
             }
-            Admission::TurnAway => return Err(state.limits.pause),
+            Admission::TurnAway => return Err(TalkError::Crowded),
         }
-        let stream = stream.try_clone().map_err(|_| state.limits.pause)?;
+        let stream = stream.try_clone().map_err(TalkError::Io)?;
         let pushed_out = Arc::new(AtomicBool::new(false));
         state.inside.push(Inside { ip, since: now, stream, pushed_out: pushed_out.clone() });
         Ok(pushed_out)
@@ -166,9 +175,11 @@ impl<T: Send + 'static> Acceptor<T> {
     fn receive(&self, stream: TcpStream, address: SocketAddr) {
         let place = match self.door.admit(&stream, address.ip()) {
             Ok(place) => place,
-            Err(pause) => {
+            Err(why) => {
                 drop(stream);
-                self.report(Arrival::TurnedAway { address, why: TalkError::Crowded });
+                self.report(Arrival::TurnedAway { address, why });
+                // Not while holding the lock.
+                let pause = locked(&self.door.state).limits.pause;
                 std::thread::sleep(pause);
                 return;
             }
@@ -199,7 +210,20 @@ impl<T: Send + 'static> Acceptor<T> {
     }
 }
 
-/// A panic elsewhere must not spread: every critical section above leaves the state consistent.
-fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_comes_in_behind_a_closed_door() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ip = stream.peer_addr().unwrap().ip();
+        let state = State { limits: Limits::UNDER_WAY, inside: Vec::new(), is_closing: false };
+        let door = Door { listener, state: Mutex::new(state) };
+        assert!(door.admit(&stream, ip).is_ok());
+        door.close();
+        assert!(matches!(door.admit(&stream, ip), Err(TalkError::Closing)));
+        assert!(locked(&door.state).inside.is_empty());
+    }
 }

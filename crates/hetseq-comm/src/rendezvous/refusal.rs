@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{CommError, shown};
+use crate::error::{CommError, shown, shown_line};
 use crate::identity::Difference;
 use crate::secret::{ADVICE, SecretKind};
 
@@ -105,8 +105,8 @@ impl Refusal {
             | Refusal::Protocol { .. } => refused(&self.reason()),
             Refusal::Mismatch { zero_name, rank, name, differences, reader } => {
                 let named = |rank: Option<u64>, name: &str| match rank {
-                    Some(rank) => format!("rank {rank} ({})", shown(name, SHOWN_BYTES)),
-                    None => shown(name, SHOWN_BYTES),
+                    Some(rank) => format!("rank {rank} ({})", shown_line(name, SHOWN_BYTES)),
+                    None => shown_line(name, SHOWN_BYTES),
                 };
                 let (zero, other) = (named(Some(0), &zero_name), named(rank, &name));
                 let worded = |d: &Difference| worded(d, &zero, &other, reader);
@@ -115,12 +115,12 @@ impl Refusal {
             Refusal::Missing { ranks, world, rendezvous, waited, notes } => CommError::Missing {
                 ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
                 world: world as usize,
-                rendezvous: shown(&rendezvous, SHOWN_BYTES),
+                rendezvous: shown_line(&rendezvous, SHOWN_BYTES),
                 waited,
-                notes: notes.iter().map(|note| shown(note, SHOWN_BYTES)).collect(),
+                notes: notes.iter().map(|note| shown_line(note, SHOWN_BYTES)).collect(),
             },
             Refusal::Failed { rank, name, reason } => CommError::Rendezvous {
-                with: format!("rank {rank} ({})", shown(&name, SHOWN_BYTES)),
+                with: format!("rank {rank} ({})", shown_line(&name, SHOWN_BYTES)),
                 detail: shown(&reason, SHOWN_BYTES),
             },
         }
@@ -149,8 +149,8 @@ impl Refusal {
         match self {
             Refusal::Taken { rank, name, address } => format!(
                 "rank {rank} is already taken by {} ({}); give every process its own rank",
-                shown(name, SHOWN_BYTES),
-                shown(address, SHOWN_BYTES)
+                shown_line(name, SHOWN_BYTES),
+                shown_line(address, SHOWN_BYTES)
             ),
             Refusal::SecretKind { newcomer, here } => {
                 let what = match (newcomer, here) {
@@ -222,6 +222,12 @@ mod tests {
     fn time_is_worded_as_people_do() {
         let worded: Vec<String> = [0, 90, 120, 7199, 7200, 200_000].map(elapsed).into();
         assert_eq!(worded, ["0 s", "90 s", "2 min", "119 min", "2 h", "2 days"]);
+    }
+
+    #[test]
+    fn nobody_adds_a_line_to_a_log() {
+        let taken = |text: &str| Refusal::Taken { rank: 1, name: text.to_owned(), address: text.to_owned() };
+        assert_eq!(taken("beta\nrank 2: all is well").reason().lines().count(), 1);
     }
 
     #[test]

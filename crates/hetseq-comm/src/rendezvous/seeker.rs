@@ -81,11 +81,12 @@ impl Seeker {
     pub(super) fn find(&mut self, own: Option<Precedence>) -> Result<Option<Found>, CommError> {
         let (notices, mut troubles) = notice::list(&self.dir);
         for notice in notices {
-            if own.is_some_and(|own| notice.precedence() >= own) {
-                break;
-            }
+            // Also of those that come after us: one that has begun without us may be all there is to tell.
             if let Some(why) = self.closed.get(&notice.id) {
                 troubles.extend(why.clone());
+                continue;
+            }
+            if own.is_some_and(|own| notice.precedence() >= own) {
                 continue;
             }
             let times = match self.misses.get(&notice.id) {
@@ -211,4 +212,39 @@ fn is_difference(error: &TalkError) -> bool {
         refusal,
         Refusal::Encryption { .. } | Refusal::Protocol { .. } | Refusal::SecretKind { .. } | Refusal::SecretWrong
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::super::notice::Posted;
+    use super::*;
+    use crate::identity::Identity;
+    use crate::options::Options;
+
+    /// A leader's own number is drawn, so which of the two comes first is a matter of chance.
+    #[test]
+    fn a_leader_knows_of_a_run_under_way_whichever_comes_first() {
+        let dir = TempDir::new().unwrap();
+        let (identity, options) = (Identity::new(), Options::default());
+        let meeting = Meeting {
+            rank: None,
+            world: 2,
+            at: "file:///shared".to_owned(),
+            name: "alpha".to_owned(),
+            identity: &identity,
+            options: &options,
+            began: Instant::now(),
+        };
+        let notice = Notice { id: 5, is_rank_0: false, host: "beta".to_owned(), addresses: Vec::new(), secret: None };
+        let _posted = Posted::post(dir.path(), &notice).unwrap();
+        let mut seeker = Seeker::new(&meeting, dir.path(), None).unwrap();
+        let under_way = Refusal::UnderWay { seconds_ago: 9, world: 2 };
+        seeker.came_back(&notice, TalkError::RefusedUs(under_way)).unwrap();
+        for own in [(true, 3), (true, 7)] {
+            assert!(seeker.find(Some(own)).unwrap().is_none());
+            assert!(seeker.detail().contains("this run is under way"), "{own:?}: {}", seeker.detail());
+        }
+    }
 }

@@ -31,6 +31,9 @@ struct Seat {
     talk: Talk,
     name: String,
     listener: Option<SocketAddr>,
+    silence: Duration,
+    /// The generation of the group, once it has the start.
+    started: Option<u64>,
 }
 
 pub(super) struct Table<'a> {
@@ -111,7 +114,7 @@ impl<'a> Table<'a> {
             talk.refuse(refusal.to(Reader::Other));
             return Err(refusal);
         }
-        let seat = Seat { talk, name, listener: hello.listener };
+        let seat = Seat { talk, name, listener: hello.listener, silence: hello.silence, started: None };
         let Some(rank) = place else {
             tracing::debug!(name = seat.name, %address, "a rank without a number has come");
             self.unnumbered.push(seat);
@@ -237,18 +240,22 @@ impl<'a> Table<'a> {
         for mut seat in seats {
             seat.talk.allow(HANDSHAKE);
             // One that is gone needs no word.
-            let _ = seat.talk.refuse(refusal.clone());
+            match seat.started {
+                Some(generation) => seat.talk.abort(generation, &refusal.clone().into_error("rank 0").to_string()),
+                None => drop(seat.talk.refuse(refusal.clone())),
+            }
         }
     }
 
     /// Hands out the roster, waits until all are connected to each other, gives the start.
     pub(super) fn start(&mut self, generation: u64) -> Result<(), Refusal> {
-        let zero = Member { name: self.meeting.name.clone(), listener: None };
+        let zero = Member { name: self.meeting.name.clone(), listener: None, silence: self.meeting.options.silence };
         let others = self.seats.iter().flatten();
-        let others = others.map(|seat| Member { name: seat.name.clone(), listener: seat.listener });
+        let others =
+            others.map(|seat| Member { name: seat.name.clone(), listener: seat.listener, silence: seat.silence });
         let members: Vec<Member> = std::iter::once(zero).chain(others).collect();
         let roster = |you| Message::Roster(Roster { generation, you, members: members.clone() });
-        self.send_all(roster, PAIRING + GRACE)?;
+        self.send_all(roster, PAIRING + GRACE, None)?;
         let mut waiting: Vec<usize> = (1..self.seats.len()).collect();
         while !waiting.is_empty() {
             let mut still = Vec::new();
@@ -260,7 +267,7 @@ impl<'a> Table<'a> {
             waiting = still;
             std::thread::sleep(if waiting.is_empty() { Duration::ZERO } else { POLL });
         }
-        self.send_all(|_| Message::Start, HANDSHAKE)
+        self.send_all(|_| Message::Start, HANDSHAKE, Some(generation))
     }
 
     /// Whether `rank` has reported; an error if it reported a failure, left, or took too long.
@@ -278,8 +285,13 @@ impl<'a> Table<'a> {
         Err(Refusal::Failed { rank: rank as u64, name: seat.name.clone(), reason })
     }
 
-    /// To each its own.
-    fn send_all(&mut self, message: impl Fn(u64) -> Message, limit: Duration) -> Result<(), Refusal> {
+    /// To each its own; `starts` is the generation of the group that begins by it, if one does.
+    fn send_all(
+        &mut self,
+        message: impl Fn(u64) -> Message,
+        limit: Duration,
+        starts: Option<u64>,
+    ) -> Result<(), Refusal> {
         for (rank, seat) in self.seats.iter_mut().enumerate() {
             let Some(seat) = seat else { continue };
             let rank = rank as u64;
@@ -289,16 +301,19 @@ impl<'a> Table<'a> {
                 name: seat.name.clone(),
                 reason: error.to_string(),
             })?;
+            seat.started = starts;
         }
         Ok(())
     }
 
     pub(super) fn into_met(self, generation: u64, keeper: Doorkeeper) -> Met {
         let (mut names, mut connections) = (vec![self.meeting.name.clone()], vec![None]);
+        let mut silence = self.meeting.options.silence;
         for seat in self.seats.into_iter().flatten() {
+            silence = silence.min(seat.silence);
             names.push(seat.name);
             connections.push(Some(seat.talk.into_connection()));
         }
-        Met { rank: 0, generation, names, connections, keeper: Some(keeper) }
+        Met { rank: 0, generation, names, silence, connections, keeper: Some(keeper) }
     }
 }

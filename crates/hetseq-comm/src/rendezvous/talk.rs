@@ -12,11 +12,13 @@ use thiserror::Error;
 
 use super::refusal::Refusal;
 use crate::connection::Connection;
-use crate::error::{CommError, shown};
+use crate::error::{CommError, shown, shown_line};
 use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
 use crate::identity::Identity;
 use crate::seal::{Opened, Seal};
 use crate::secret::{Nonce, Proof, SecretKind};
+use crate::socket;
+use crate::tcp::REASON_LIMIT_BYTES;
 
 /// Before they are known, strangers may send this much and no more: greetings and refusals are shorter.
 const STRANGER_LIMIT_BYTES: usize = 2048;
@@ -64,6 +66,8 @@ pub(super) struct Hello {
     pub(super) name: String,
     /// Where higher ranks reach it; the highest has no need.
     pub(super) listener: Option<SocketAddr>,
+    /// How long it lets others be silent; they beat accordingly.
+    pub(super) silence: Duration,
     pub(super) identity: Identity,
 }
 
@@ -79,6 +83,14 @@ pub(super) struct Roster {
 pub(super) struct Member {
     pub(super) name: String,
     pub(super) listener: Option<SocketAddr>,
+    pub(super) silence: Duration,
+}
+
+impl Roster {
+    /// The shortest limit on silence that a rank has.
+    pub(super) fn silence(&self) -> Duration {
+        self.members.iter().map(|member| member.silence).min().unwrap_or(Duration::MAX)
+    }
 }
 
 impl Message {
@@ -160,6 +172,8 @@ impl Talk {
         // A listener that is polled may hand on its mode, depending on the system.
         stream.set_nonblocking(false).map_err(TalkError::Io)?;
         stream.set_nodelay(true).map_err(TalkError::Io)?;
+        // A rank waits here for minutes; if its machine loses power, its seat must be free when it comes back.
+        socket::watch(&stream, true).map_err(TalkError::Io)?;
         let peer = canonical(stream.peer_addr().map_err(TalkError::Io)?);
         Ok(Talk { stream, seal: None, peer, deadline: Instant::now() + limit, limit_bytes: STRANGER_LIMIT_BYTES })
     }
@@ -189,6 +203,8 @@ impl Talk {
     }
 
     pub(super) fn into_connection(self) -> Connection {
+        // If it stays on, a peer may be given up sooner than `silence` says; no reason to fail.
+        _ = socket::watch(&self.stream, false);
         Connection { stream: self.stream, seal: self.seal }
     }
 
@@ -199,8 +215,19 @@ impl Talk {
             let (bytes, limit_bytes) = (payload.len() as u64, MESSAGE_LIMIT_BYTES as u64);
             return Err(TalkError::Frame(FrameError::TooLarge { bytes, limit_bytes }));
         }
-        let frame = Frame::control(Kind::Handshake, payload);
-        let bytes = [&frame.header(0)[..], &frame.payload].concat();
+        self.write(&Frame::control(Kind::Handshake, payload), 0)
+    }
+
+    /// Stops one that has the start already: from then on it understands only frames of its group.
+    pub(super) fn abort(mut self, generation: u64, reason: &str) {
+        let reason = shown(reason, REASON_LIMIT_BYTES).into_bytes();
+        if self.write(&Frame::control(Kind::Abort, reason), generation).is_ok() {
+            self.read_away();
+        }
+    }
+
+    fn write(&mut self, frame: &Frame, generation: u64) -> Result<(), TalkError> {
+        let bytes = [&frame.header(generation)[..], &frame.payload].concat();
         let left = self.left()?;
         self.stream.set_write_timeout(Some(left)).map_err(TalkError::Io)?;
         let sent = match &mut self.seal {
@@ -234,15 +261,19 @@ impl Talk {
     /// Says no and why, and gives the peer a moment to read it.
     pub(super) fn refuse(mut self, refusal: Refusal) -> TalkError {
         if self.send(&Message::Refused(refusal.clone())).is_ok() {
-            // Closing with unread bytes would send a reset that can overtake the refusal, so they are
-            // read away until the peer closes.
-            let _ = self.stream.shutdown(Shutdown::Write);
-            self.allow(Duration::from_millis(200));
-            let mut scrap = [0; 4096];
-            let mut from = UntilDeadline { stream: &self.stream, deadline: self.deadline };
-            while matches!(from.read(&mut scrap), Ok(1..)) {}
+            self.read_away();
         }
         TalkError::WeRefused(refusal)
+    }
+
+    /// Before a close: with bytes unread it would send a reset that can overtake the last word, so they are read away
+    /// until the peer closes.
+    fn read_away(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+        self.allow(Duration::from_millis(200));
+        let mut scrap = [0; 4096];
+        let mut from = UntilDeadline { stream: &self.stream, deadline: self.deadline };
+        while matches!(from.read(&mut scrap), Ok(1..)) {}
     }
 
     /// Whether something can be received without waiting, be it only that the peer is gone.
@@ -329,5 +360,5 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
 
 /// A name from a peer, fit for messages.
 pub(super) fn shown_name(name: &str) -> String {
-    shown(name, NAME_LIMIT_BYTES)
+    shown_line(name, NAME_LIMIT_BYTES)
 }

@@ -7,7 +7,7 @@ use std::thread::{JoinHandle, sleep, spawn};
 use super::greeting::Party;
 use super::talk::{Hello, Message, Roster, Talk, TalkError};
 use super::*;
-use crate::frame::{Frame, Kind};
+use crate::frame::{Accept, Frame, Kind, read_frame};
 use crate::secret::Credentials;
 use crate::{Group, Place, Rendezvous};
 
@@ -49,6 +49,7 @@ fn sit_down(rank: usize, hello_rank: u64, world: u64, port: u16) -> Talk {
         world,
         name: format!("raw{rank}"),
         listener: Some("127.0.0.1:9".parse().unwrap()),
+        silence: Duration::from_secs(60),
         identity: Identity::new(),
     };
     talk.send(&Message::Hello(hello)).unwrap();
@@ -83,6 +84,18 @@ fn a_restarted_rank_takes_its_own_place() {
 }
 
 #[test]
+fn a_waiting_rank_whose_machine_is_gone_is_noticed_by_the_system() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let kept = stream.try_clone().unwrap();
+    let is_watched = || socket2::SockRef::from(&kept).keepalive().unwrap();
+    let talk = Talk::new(stream, HANDSHAKE).unwrap();
+    assert!(is_watched());
+    let _connection = talk.into_connection();
+    assert!(!is_watched(), "the run has limits of its own");
+}
+
+#[test]
 fn a_rank_that_cannot_reach_another_ends_the_run_for_all() {
     let port = free_port();
     let (zero, one) = (join(0, 3, port), join(1, 3, port));
@@ -111,6 +124,30 @@ fn a_rank_lost_before_the_start_ends_the_run_for_all() {
 }
 
 #[test]
+fn a_rank_that_has_the_start_learns_of_one_that_could_not_get_it() {
+    let port = free_port();
+    let zero = join(0, 3, port);
+    let (mut one, mut two) = (sit_down(1, 1, 3, port), sit_down(2, 2, 3, port));
+    let generation = roster(&mut two).generation;
+    roster(&mut one);
+    two.send(&Message::Ready).unwrap();
+    // Gone for good, and rank 0's system knows it when the start is due.
+    let stream = two.into_connection().stream;
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(stream);
+    sleep(Duration::from_millis(300));
+    one.send(&Message::Ready).unwrap();
+    assert_eq!(one.receive().unwrap(), Message::Start);
+    let accept = Accept { generation, limit_bytes: 4096 };
+    let word = read_frame(&mut one.into_connection().stream, accept).unwrap();
+    let reason = String::from_utf8(word.payload.to_vec()).unwrap();
+    assert_eq!(word.kind, Kind::Abort, "{reason}");
+    assert!(reason.contains("rank 2 (raw2)"), "{reason}");
+    let text = zero.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("rank 2 (raw2)"), "{text}");
+}
+
+#[test]
 fn a_door_between_ranks_opens_only_to_this_group() {
     let port = free_port();
     let (zero, one) = (join(0, 3, port), join(1, 3, port));
@@ -134,6 +171,32 @@ fn a_door_between_ranks_opens_only_to_this_group() {
     assert_eq!(message, Message::Accepted);
     two.send(&Message::Ready).unwrap();
     assert_eq!(two.receive().unwrap(), Message::Start);
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_rank_that_gave_up_its_connection_may_dial_again() {
+    let port = free_port();
+    let (zero, one) = (join(0, 4, port), join(1, 4, port));
+    let (mut two, mut three) = (sit_down(2, 2, 4, port), sit_down(3, 3, 4, port));
+    let roster = roster(&mut two);
+    let door = roster.members[1].listener.unwrap();
+    let knock = |rank: usize| {
+        let mut talk = Talk::new(TcpStream::connect(door).unwrap(), HANDSHAKE).unwrap();
+        let (generation, credentials) = (roster.generation, &Credentials::None);
+        greeting::dial(&mut talk, &Party { rank: Some(rank), generation, credentials, encrypt: false }, 1).unwrap();
+        talk.receive().map(|message| (message, talk))
+    };
+    drop(knock(2).unwrap());
+    let second = knock(2).unwrap();
+    assert_eq!(second.0, Message::Accepted);
+    // While the second holds, a third is one too many.
+    assert!(matches!(knock(2), Err(TalkError::RefusedUs(refusal::Refusal::Taken { rank: 2, .. }))));
+    let _last = knock(3).unwrap();
+    two.send(&Message::Ready).unwrap();
+    three.receive().unwrap();
+    three.send(&Message::Ready).unwrap();
     zero.join().unwrap().unwrap();
     one.join().unwrap().unwrap();
 }

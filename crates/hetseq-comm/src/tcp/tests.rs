@@ -7,9 +7,12 @@ use super::*;
 use crate::buffers::Payload;
 use crate::frame::{HEADER_BYTES, read_frame};
 use crate::mesh::Mesh;
-use crate::reduce;
+use crate::secret::{Claim, Key};
+use crate::{reduce, seal};
 
 const GENERATION: u64 = 77;
+const CLAIM: Claim =
+    Claim { generation: 1, dialer_rank: 1, answerer_rank: 0, dialer_nonce: [3; 32], answerer_nonce: [4; 32] };
 
 /// Rank 0 of a world of two, and the bare socket of rank 1.
 fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
@@ -17,8 +20,8 @@ fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
     let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
-    let mut mesh =
-        Mesh::over_wires(0, GENERATION, hosts, vec![None, Some(Connection { stream, seal: None })], options).unwrap();
+    let connections = vec![None, Some(Connection { stream, seal: None })];
+    let mut mesh = Mesh::over_wires(0, GENERATION, hosts, connections, options.silence, options).unwrap();
     mesh.context = "update 7".to_owned();
     (mesh, socket)
 }
@@ -141,15 +144,26 @@ fn a_failed_rank_tells_why_it_leaves() {
 
 #[test]
 fn a_fast_sender_is_held_back_not_buffered() {
-    let (mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
-    let payload = vec![0; crate::frame::CHUNK_BYTES];
-    let bytes = bytes_of(&frame(Kind::Agree, false, payload), GENERATION);
-    socket.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
-    let sent = (0..800).take_while(|_| socket.write_all(&bytes).is_ok()).count();
-    // The lane holds 4, the rest sits in the system's socket buffers.
-    assert!(sent < 400, "took {sent} chunks from a rank that nobody reads");
-    drop(socket);
-    drop(mesh);
+    for payload in [vec![0; crate::frame::CHUNK_BYTES], Vec::new()] {
+        let (wire, mut socket) = wire_and_socket(&Options::default());
+        let bytes = bytes_of(&frame(Kind::Agree, true, payload), GENERATION);
+        // More than is read ahead, whatever the system keeps of it.
+        let many = bytes.repeat(3 * AHEAD_BYTES / bytes.len());
+        let sending = std::thread::spawn(move || drop(socket.write_all(&many)));
+        let start = Instant::now();
+        let full = |wire: &Arc<Mutex<Wire>>| locked(wire).ahead_bytes >= AHEAD_BYTES;
+        while !full(&wire) {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            await_traffic(std::slice::from_ref(&wire), start, Duration::from_millis(10));
+        }
+        for _ in 0..3 {
+            await_traffic(std::slice::from_ref(&wire), start, Duration::from_millis(10));
+        }
+        let ahead = locked(&wire).ahead.len() * bytes.len();
+        assert!(ahead < AHEAD_BYTES + bytes.len(), "{ahead} bytes of a rank that nobody asked");
+        drop(wire);
+        sending.join().unwrap();
+    }
 }
 
 #[test]
@@ -190,4 +204,84 @@ fn an_abort_overtakes_what_has_not_begun_to_leave() {
     assert!(begun < wire.queue[1].unwritten_bytes() && !wire.has_room());
     wire.farewell(&End::Aborted("enough".to_owned()));
     assert_eq!(wire.queued_bytes(), begun + HEADER_BYTES + "enough".len());
+}
+
+#[test]
+fn one_that_leaves_reads_a_little_at_a_time_and_keeps_nothing() {
+    let (wire, mut socket) = wire_and_socket(&Options::default());
+    // As much as the system takes without anybody reading; on most a few megabytes.
+    socket.set_nonblocking(true).unwrap();
+    let bytes = bytes_of(&frame(Kind::Agree, false, vec![0; 64 << 10]), GENERATION);
+    let (mut sent, stream) = (0, bytes.iter().cycle().copied().take(1_000 * bytes.len()).collect::<Vec<u8>>());
+    while let Ok(count @ 1..) = socket.write(&stream[sent..]) {
+        sent += count;
+    }
+    let mut wire = locked(&wire);
+    let mut looks = 0;
+    wire.farewell(&End::Aborted("enough".to_owned()));
+    let received = |wire: &Wire| wire.stream.peek(&mut [0]).is_ok();
+    while received(&wire) {
+        assert!(!wire.is_parted());
+        assert!(wire.ahead.is_empty() && wire.ahead_bytes == 0);
+        looks += 1;
+    }
+    assert!(looks >= sent / (AHEAD_BYTES + bytes.len()), "{sent} bytes in {looks} looks");
+}
+
+/// Both ends of an encrypted connection.
+fn sealed_ends() -> [Connection; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let (key, claim) = (Key::new("squirrel"), CLAIM);
+    let (offer, message) = seal::offer(&key, &claim).unwrap();
+    let (far_seal, message) = seal::answer(&key, &claim, &message).unwrap();
+    let near_seal = offer.accept(&message).unwrap();
+    [(near, near_seal), (far, far_seal)].map(|(stream, seal)| Connection { stream, seal: Some(seal) })
+}
+
+#[test]
+fn a_slow_peer_is_heard_before_its_record_is_whole() {
+    let [far, near] = sealed_ends();
+    let Connection { stream: mut socket, seal } = far;
+    let mut record = Vec::new();
+    seal.unwrap().sealer.write(&mut record, &bytes_of(&frame(Kind::Agree, true, vec![1; 1000]), GENERATION)).unwrap();
+    let wire = Wire::new(near, GENERATION, &Pool::new(2), &Options::default()).unwrap();
+    let mut wire = locked(&wire);
+    for byte in &record[..5] {
+        let (before, start) = (wire.heard, Instant::now());
+        socket.write_all(&[*byte]).unwrap();
+        while wire.heard == before {
+            assert!(start.elapsed() < Duration::from_secs(30), "it was not heard");
+            assert!(!wire.read(0));
+        }
+    }
+    socket.write_all(&record[5..]).unwrap();
+    while !matches!(wire.next(), Next::Frame(_)) {}
+}
+
+#[test]
+fn an_abort_under_pressure_is_not_taken_for_tampering() {
+    let [near, far] = sealed_ends().map(|end| Wire::new(end, GENERATION, &Pool::new(2), &Options::default()).unwrap());
+    let (mut near, mut far) = (locked(&near), locked(&far));
+    let large = frame(Kind::Agree, false, vec![7; FRAME_LIMIT_BYTES]);
+    near.push(&large);
+    near.push(&large);
+    near.push(&large);
+    near.farewell(&End::Aborted("enough".to_owned()));
+    assert_eq!(near.queue.len(), 2, "only what has begun stays before the last words");
+    let (start, mut frames) = (Instant::now(), 0);
+    let end = loop {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        near.write();
+        match far.next() {
+            Next::Frame(got) => {
+                assert!(got.payload == large.payload);
+                frames += 1;
+            }
+            Next::Ended(end) => break end,
+            Next::Nothing => {}
+        }
+    };
+    assert_eq!((frames, end), (1, End::Aborted("enough".to_owned())));
 }

@@ -2,7 +2,7 @@
 
 use hetseq_comm::{CommError, Group, Route, Shards, Wire};
 
-use crate::ranks::{ENGINES, Engine, groups, on_each, options};
+use crate::ranks::{CLEAR_ENGINES, Engine, groups, on_each, options};
 
 /// Values whose sum depends on the order of addition.
 fn values(rank: usize, len: usize) -> Vec<f32> {
@@ -42,7 +42,7 @@ fn all_reduced(groups: Vec<Group>, shards: &Shards, len: usize) -> Vec<Vec<f32>>
 
 #[test]
 fn reduced_sums_are_exact_and_equal_on_all_ranks() {
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         for world in 1..=5 {
             // Shorter than the world, odd, and longer than a frame.
             for len in [0, 1, 2, 3, 7, 1_001, 800_003] {
@@ -58,7 +58,7 @@ fn reduced_sums_are_exact_and_equal_on_all_ranks() {
 
 #[test]
 fn one_call_gives_the_same_sum_as_two() {
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         for world in 1..=5 {
             for len in [0, 1, 3, 1_001, 800_003] {
                 let expected = bits(&sum_in_rank_order(world, len));
@@ -79,7 +79,7 @@ fn one_call_gives_the_same_sum_as_two() {
 /// The sum of shard s begins at rank s and goes round from there.
 #[test]
 fn the_ring_adds_in_its_own_order_and_all_ranks_agree() {
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         for world in 1..=5 {
             for len in [0, 1, 3, 1_001, 800_003] {
                 let shards = Shards::even(len, world);
@@ -114,7 +114,7 @@ fn the_ring_adds_in_its_own_order_and_all_ranks_agree() {
 #[test]
 fn a_rounding_wire_gives_all_ranks_the_same_bits_and_spares_the_tail() {
     let (len, tail) = (700_001, 3);
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         let shards = Shards::weighted(len, &[1.0, 2.0, 0.0]);
         let exact = sum_in_rank_order(3, len);
         let got = on_each(groups(engine, 3, options), |mut group| {
@@ -139,7 +139,7 @@ fn a_rounding_wire_gives_all_ranks_the_same_bits_and_spares_the_tail() {
 #[test]
 fn weighted_shards_change_the_owner_but_not_the_sum() {
     let len = 900_001;
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         let shards = Shards::weighted(len, &[0.0, 3.0, 0.0, 1.0]);
         let expected = bits(&sum_in_rank_order(4, len));
         for data in all_reduced(groups(engine, 4, options), &shards, len) {
@@ -160,7 +160,7 @@ fn negative_zero_survives() {
 
 #[test]
 fn agree_returns_every_rank_in_order() {
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         for world in 1..=4 {
             // Empty, short, and several frames long.
             let mine = |rank: usize| vec![rank as u8; [0, 5, 3_000_000, 1 << 20][rank]];
@@ -178,7 +178,7 @@ fn agree_returns_every_rank_in_order() {
 
 #[test]
 fn broadcasts_reach_everybody_from_any_root() {
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         on_each(groups(engine, 3, options), |mut group| {
             for root in 0..3 {
                 for len in [0, 1, 262_144, 600_000] {
@@ -198,7 +198,7 @@ fn broadcasts_reach_everybody_from_any_root() {
 #[test]
 fn large_vectors_in_both_directions_do_not_lock_up() {
     let len = 12_000_000;
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         on_each(groups(engine, 2, options), |mut group| {
             let mut data = vec![1.0; len];
             let shards = Shards::even(len, 2);
@@ -212,7 +212,7 @@ fn large_vectors_in_both_directions_do_not_lock_up() {
 
 #[test]
 fn ranks_may_be_unequally_fast() {
-    for engine in ENGINES {
+    for engine in CLEAR_ENGINES {
         on_each(groups(engine, 4, options), |mut group| {
             for update in 0..200 {
                 if (update + group.rank()) % 50 == 0 {
@@ -239,6 +239,12 @@ fn alone_needs_nobody() {
     group.all_gather(&mut data, &shards).unwrap();
     group.broadcast(0, &mut data).unwrap();
     assert_eq!(data, [1.0, 2.0]);
+    // Nor is anything rounded for a wire.
+    let exact = values(0, 1000);
+    let mut data = exact.clone();
+    let bf16 = Wire::Bf16 { exact_tail: 0 };
+    group.all_reduce(&mut data, &Shards::even(1000, 1), bf16, Route::Auto).unwrap();
+    assert_eq!(bits(&data), bits(&exact));
     assert_eq!(group.agree(b"me").unwrap(), [b"me".to_vec()]);
     assert_eq!(group.broadcast_bytes(0, vec![7]).unwrap(), [7]);
     group.barrier().unwrap();

@@ -157,6 +157,9 @@ fn one_who_comes_late_does_not_disturb_and_is_told() {
     let late = join(place(Some(1), 2, dir.path()), Options { join: Duration::from_millis(900), ..options(1) });
     let text = late.join().unwrap().unwrap_err().to_string();
     assert!(text.contains("found no rank 0 at file://") && text.contains("this run is under way"), "{text}");
+    let late = join(place(None, 2, dir.path()), Options { join: Duration::from_millis(900), ..options(9) });
+    let text = late.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("rank 1 of 2 did not come") && text.contains("this run is under way"), "{text}");
     on_each(groups, |mut group| {
         group.barrier().unwrap();
         group.close();

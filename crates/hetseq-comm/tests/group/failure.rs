@@ -105,6 +105,27 @@ fn closing_is_not_a_failure_unless_something_was_awaited() {
 }
 
 #[test]
+fn sending_to_one_that_said_goodbye_fails() {
+    for engine in ENGINES {
+        on_each(groups(engine, 2, options), |mut group| {
+            if group.rank() == 0 {
+                return group.close();
+            }
+            // Nothing is awaited from it, so the goodbye must have arrived to be noticed.
+            let start = Instant::now();
+            let error = loop {
+                match group.broadcast_bytes(1, b"news".to_vec()) {
+                    Ok(_) => sleep(Duration::from_millis(10)),
+                    Err(error) => break error.to_string(),
+                }
+                assert!(start.elapsed() < Duration::from_secs(30), "{engine:?}: it takes whatever is sent");
+            };
+            assert!(error.contains("rank 0 (host0) left") && error.contains("said goodbye"), "{error}");
+        });
+    }
+}
+
+#[test]
 fn ranks_out_of_step_are_told_apart() {
     for engine in ENGINES {
         let texts = on_each(groups(engine, 2, options), |mut group| {
@@ -157,6 +178,22 @@ fn a_rank_that_hangs_is_named_with_its_phase() {
             let text = error.to_string();
             assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{text}");
             assert!(text.contains("0.3 s during all_gather at update 3"), "{text}");
+        });
+    }
+}
+
+#[test]
+fn a_patient_rank_beats_often_enough_for_an_impatient_one() {
+    // Beats for its own limit alone would come every two seconds.
+    let silence = [60_000, 1_500, 60_000].map(Duration::from_millis);
+    for (patient, impatient) in [(0, 1), (2, 1)] {
+        let differing = |rank| Options { silence: silence[rank], ..options(rank) };
+        on_each(groups(Engine::Tcp, 3, differing), |mut group| {
+            if group.rank() == patient {
+                sleep(Duration::from_secs(4));
+            }
+            group.barrier().unwrap_or_else(|error| panic!("{patient} and {impatient}: {error}"));
+            group.close();
         });
     }
 }

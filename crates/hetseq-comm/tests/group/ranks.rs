@@ -15,8 +15,9 @@ pub(crate) enum Engine {
     Sealed,
 }
 
-/// `Sealed` differs from `Tcp` only in what passes over the wire; `sealed.rs` is about that.
-pub(crate) const ENGINES: [Engine; 2] = [Engine::Local, Engine::Tcp];
+pub(crate) const ENGINES: [Engine; 3] = [Engine::Local, Engine::Tcp, Engine::Sealed];
+/// For what is long: in what it computes `Sealed` cannot differ from `Tcp`.
+pub(crate) const CLEAR_ENGINES: [Engine; 2] = [Engine::Local, Engine::Tcp];
 
 /// A port that nobody listens on, below the range from which the system takes ports for outgoing
 /// connections, so that no other test's connection can take it meanwhile.
