@@ -120,6 +120,12 @@ impl Tokenizer {
         &self.vocabulary
     }
 
+    /// Whether both have the same tokens with the same ids: what one has encoded, a model of the other understands. How they
+    /// find tokens in a text may still differ.
+    pub fn same_ids(&self, other: &Tokenizer) -> bool {
+        self.inner.get_vocab(true) == other.inner.get_vocab(true)
+    }
+
     /// Encodes sentence after sentence, and remembers words.
     pub fn encoder(&self) -> Encoder<'_> {
         Encoder::new(self)

@@ -127,6 +127,22 @@ fn a_vocabulary_says_whether_capitals_count_and_its_config_knows_better() {
 }
 
 #[test]
+fn tokenizers_are_compared_by_their_ids() {
+    let tokens: Vec<String> = recorded().vocab;
+    let tokenizer = |tokens: &[String], cased| Tokenizer::from_tokens(tokens, cased).unwrap();
+    let one = tokenizer(&tokens, false);
+    assert!(one.same_ids(&one) && one.same_ids(&tokenizer(&tokens, true)));
+    let mut swapped = tokens.clone();
+    swapped.swap(10, 11);
+    assert_eq!(tokenizer(&swapped, false).vocabulary().size(), one.vocabulary().size());
+    assert!(!one.same_ids(&tokenizer(&swapped, false)));
+    assert!(!one.same_ids(&tokenizer(&tokens[..tokens.len() - 1], false)));
+    let mut longer = tokens;
+    longer.push("onemore".to_owned());
+    assert!(!one.same_ids(&tokenizer(&longer, false)) && !tokenizer(&longer, false).same_ids(&one));
+}
+
+#[test]
 fn files_that_give_no_tokenizer_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vocab.txt");
