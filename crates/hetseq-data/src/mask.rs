@@ -16,11 +16,11 @@ use crate::tokenize::Vocabulary;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Masking {
-    /// The part of a sample's tokens that is chosen; at least one token is.
+    /// The part of a sample's tokens that is chosen; at least one token, or one whole word, is.
     pub probability: f64,
     /// The most tokens that are chosen of one sample.
     pub max_predictions: Option<u32>,
-    /// Choose whole words, not single pieces of them.
+    /// Choose whole words, not single pieces of them. Only where every word has more pieces than `max_predictions`, none is.
     pub whole_word: bool,
 }
 
@@ -35,7 +35,11 @@ impl Masking {
     /// samples the part that is chosen is the one asked for.
     fn budget(&self, tokens: usize, key: Key) -> usize {
         let wanted = (self.probability.clamp(0.0, 1.0) * tokens as f64 + f64::from(key.unit(0))) as usize;
-        wanted.max(1).min(self.max_predictions.map_or(usize::MAX, |most| most as usize)).min(tokens)
+        wanted.max(1).min(self.most()).min(tokens)
+    }
+
+    fn most(&self) -> usize {
+        self.max_predictions.map_or(usize::MAX, |most| most as usize)
     }
 }
 
@@ -55,7 +59,7 @@ pub fn mask(ids: &mut [u32], key: Key, masking: &Masking, vocabulary: &Vocabular
     let budget = masking.budget(masked.len(), key.name("budget"));
     let choice = key.name("choice");
     if masking.whole_word {
-        choose_words(masked, budget, choice, vocabulary);
+        choose_words(masked, budget, masking.most(), choice, vocabulary);
     } else {
         choose_tokens(masked, budget, choice);
     }
@@ -84,8 +88,9 @@ fn choose_tokens(candidates: &mut Vec<Masked>, budget: usize, key: Key) {
     candidates.truncate(budget);
 }
 
-/// Whole words in the order of a shuffle, leaving out those that no longer fit.
-fn choose_words(candidates: &mut Vec<Masked>, budget: usize, key: Key, vocabulary: &Vocabulary) {
+/// Whole words in the order of a shuffle, leaving out those that no longer fit. If the budget is too small for any of them,
+/// the first one that `most` allows: a sample without a masked token teaches nothing.
+fn choose_words(candidates: &mut Vec<Masked>, budget: usize, most: usize, key: Key, vocabulary: &Vocabulary) {
     let mut words: Vec<std::ops::Range<usize>> = Vec::with_capacity(candidates.len());
     for (at, token) in candidates.iter().enumerate() {
         let follows = at > 0 && candidates[at - 1].position + 1 == token.position;
@@ -96,10 +101,15 @@ fn choose_words(candidates: &mut Vec<Masked>, budget: usize, key: Key, vocabular
     }
     key.shuffle(&mut words);
     let mut chosen = Vec::with_capacity(budget);
-    for word in words {
+    for word in &words {
         if chosen.len() + word.len() <= budget {
-            chosen.extend_from_slice(&candidates[word]);
+            chosen.extend_from_slice(&candidates[word.clone()]);
         }
+    }
+    if chosen.is_empty()
+        && let Some(word) = words.into_iter().find(|word| word.len() <= most)
+    {
+        chosen.extend_from_slice(&candidates[word]);
     }
     *candidates = chosen;
 }
@@ -233,5 +243,21 @@ mod tests {
         assert_eq!(masked(&[2, 3, 1, 4], Key::root(1), &Masking::default()).1, []);
         assert_eq!(masked(&[], Key::root(1), &Masking { whole_word: true, ..few }).1, []);
         assert_eq!(masked(&[2, 9, 3], Key::root(1), &Masking { max_predictions: Some(0), ..few }).1, []);
+    }
+
+    #[test]
+    fn a_sample_of_long_words_only_has_a_masked_word_too() {
+        // Words of three and of two pieces, and a budget of one.
+        let (ids, whole) = ([2, 7, 9, 12, 3, 8, 15, 3], Masking { whole_word: true, ..Masking::default() });
+        let positions = |i, masking: &Masking| {
+            masked(&ids, Key::root(i), masking).1.iter().map(|m| m.position).collect::<Vec<u32>>()
+        };
+        let first: Vec<Vec<u32>> = (0..50).map(|i| positions(i, &whole)).collect();
+        assert!(first.iter().all(|chosen| *chosen == [1, 2, 3] || *chosen == [5, 6]), "{first:?}");
+        assert!(first.contains(&vec![1, 2, 3]) && first.contains(&vec![5, 6]));
+        for i in 0..50 {
+            assert_eq!(positions(i, &Masking { max_predictions: Some(2), ..whole }), [5, 6], "the one that is allowed");
+            assert!(positions(i, &Masking { max_predictions: Some(1), ..whole }).is_empty(), "a word is never torn");
+        }
     }
 }

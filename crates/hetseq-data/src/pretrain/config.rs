@@ -22,7 +22,8 @@ pub struct PretrainConfig {
     pub masking: Masking,
     /// Batches are padded to a multiple of it: some devices are faster then.
     pub pad_to_multiple: usize,
-    /// How much memory stored samples may take; beyond, they are unpacked into files.
+    /// How much memory stored samples may take, those for training and for validation together; beyond, they are unpacked
+    /// into files.
     pub memory_mib: usize,
     /// Where those files go; by default a directory `.unpacked` beside the shards.
     pub unpack_dir: Option<PathBuf>,

@@ -2,8 +2,9 @@
 //!
 //! All shards are decoded when they are opened, once and in parallel, so that a damaged one is found before training and
 //! not in the middle of it, and so that any sample can be had at once: the plan shuffles over all shards, and each sample of
-//! a batch comes from another one. Decoded rows are a quarter of what HDF5 holds. If they may not fit into
-//! `memory_mib`, each shard is unpacked into a file in `unpack_dir` and mapped instead; the next run finds the files there.
+//! a batch comes from another one. Decoded rows are a quarter of what HDF5 holds. If those of all splits together may not
+//! fit into `memory_mib`, each shard is unpacked into a file in `unpack_dir` and mapped instead; the next run finds the
+//! files there.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +38,13 @@ impl StoredSamples {
     pub fn open(dir: &Path, split: CorpusSplit, config: &PretrainConfig) -> Result<Self, DataError> {
         config.check()?;
         let files = shard_files(dir, split)?;
-        let shapes: Vec<Hdf5Shape> = files.par_iter().map(|path| hdf5::read_shape(path)).collect::<Result<_, _>>()?;
+        let mut shapes: Vec<Hdf5Shape> =
+            files.par_iter().map(|path| hdf5::read_shape(path)).collect::<Result<_, _>>()?;
+        // Training holds both splits. A bad shard of the other one is reported when that is opened.
+        for other in CorpusSplit::ALL.into_iter().filter(|&other| other != split) {
+            let files = shard_files(dir, other).unwrap_or_default();
+            shapes.par_extend(files.par_iter().filter_map(|path| hdf5::read_shape(path).ok()));
+        }
         let unpack_dir = match needs(&shapes, config.vocabulary) > (config.memory_mib as u64) << 20 {
             true => Some(config.unpack_dir.clone().unwrap_or_else(|| dir.join(UNPACKED_DIR))),
             false => None,

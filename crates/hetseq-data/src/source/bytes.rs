@@ -51,22 +51,43 @@ fn map_file(file: &std::fs::File) -> io::Result<Mmap> {
     unsafe { Mmap::map(file) }
 }
 
-/// Writes beside the target and renames, so that nobody ever reads half a file.
+/// Writes beside the target and renames, so that nobody ever reads half a file, also after a power cut. Several may write
+/// the same file at once, on several machines too: each has a temporary file of its own, and the last one to finish wins.
 pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), DataError> {
-    let mut temporary = OsString::from(path.as_os_str());
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = PathBuf::from(temporary);
+    let failed = |reason| DataError::Io { path: path.to_owned(), reason };
+    let temporary = temporary_name(path).map_err(failed)?;
+    let file = fs::OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(failed)?;
     let written = (|| {
-        let mut file = BufWriter::new(fs::File::create(&temporary)?);
+        let mut file = BufWriter::new(file);
         write(&mut file)?;
         file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&temporary, path)
     })();
-    written.map_err(|reason| {
+    if let Err(reason) = written {
         // The first failure is the one to report; that the rest of it stays behind is not.
         let _ = fs::remove_file(&temporary);
-        DataError::Io { path: path.to_owned(), reason }
-    })
+        return Err(failed(reason));
+    }
+    flush_directory(path).map_err(failed)
+}
+
+/// A name that nobody else has. Process ids are not enough: in containers they are the same on many machines.
+fn temporary_name(path: &Path) -> io::Result<PathBuf> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+    let mut name = OsString::from(path.as_os_str());
+    name.push(format!(".{:016x}.tmp", u64::from_le_bytes(random)));
+    Ok(PathBuf::from(name))
+}
+
+/// A new name is safe only once its directory is.
+fn flush_directory(path: &Path) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match fs::File::open(dir)?.sync_all() {
+        // Some network file systems know no such thing; the file itself is there and whole.
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        flushed => flushed,
+    }
 }
 
 /// The part of `bytes` from `start` that holds `count` numbers of `width` bytes, if it is there.
@@ -135,5 +156,43 @@ impl IdWidth {
                 out.extend(packed.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_writers_of_one_file_do_not_meet() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.rows");
+        // As on two machines whose processes have the same number: the second begins and ends while the first writes.
+        write_whole(&path, |slow| {
+            slow.write_all(b"slow, ")?;
+            write_whole(&path, |quick| quick.write_all(b"quick")).unwrap();
+            assert_eq!(fs::read(&path)?, b"quick");
+            slow.write_all(b"but whole")
+        })
+        .unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"slow, but whole");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing_behind_and_what_was_there_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.rows");
+        write_whole(&path, |file| file.write_all(b"before")).unwrap();
+        let full = write_whole(&path, |file| {
+            file.write_all(b"half")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        });
+        assert!(matches!(full.unwrap_err(), DataError::Io { path: named, .. } if named == path));
+        assert_eq!(fs::read(&path).unwrap(), b"before");
+        // A directory is in the way: the rename fails.
+        fs::create_dir(dir.path().join("taken")).unwrap();
+        assert!(write_whole(&dir.path().join("taken"), |file| file.write_all(b"x")).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }

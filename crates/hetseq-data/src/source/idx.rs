@@ -4,7 +4,6 @@
 //! believed as far as data follow it, so that a damaged one costs an error and not the machine's memory. Which labels
 //! make sense is the task's business.
 
-use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +12,7 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use fs_err as fs;
 
+use super::bytes::write_whole;
 use super::{Images, LabelledImages};
 use crate::error::DataError;
 
@@ -185,32 +185,18 @@ fn kind(first: &[u8]) -> String {
 const GZIP_0: u8 = GZIP_MAGIC[0];
 const GZIP_1: u8 = GZIP_MAGIC[1];
 
-/// Writes beside the target and renames, so that nobody ever reads half a file.
 fn write(path: &Path, size: &[u32], data: &[u8], gzip: bool) -> Result<(), DataError> {
     let mut header = vec![0, 0, UNSIGNED_BYTE, size.len() as u8];
     header.extend(size.iter().flat_map(|n| n.to_be_bytes()));
-
-    let mut temporary = OsString::from(path.as_os_str());
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = PathBuf::from(temporary);
-    let written = (|| {
-        let mut file = fs::File::create(&temporary)?;
-        if gzip {
-            // No name and no time in the gzip header: the same data make the same file.
-            let mut packer = GzEncoder::new(&mut file, Compression::default());
-            packer.write_all(&header)?;
-            packer.write_all(data)?;
-            packer.finish()?;
-        } else {
+    write_whole(path, |file| {
+        if !gzip {
             file.write_all(&header)?;
-            file.write_all(data)?;
+            return file.write_all(data);
         }
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    })();
-    written.map_err(|reason| {
-        // The first failure is the one to report; that the rest of it stays behind is not.
-        let _ = fs::remove_file(&temporary);
-        DataError::Io { path: path.to_owned(), reason }
+        // No name and no time in the gzip header: the same data make the same file.
+        let mut packer = GzEncoder::new(file, Compression::default());
+        packer.write_all(&header)?;
+        packer.write_all(data)?;
+        packer.finish().map(drop)
     })
 }

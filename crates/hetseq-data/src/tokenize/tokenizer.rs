@@ -52,8 +52,8 @@ impl Tokenizer {
         Self::new(inner, path)
     }
 
-    /// Reads a tokenizer from its directory, its `tokenizer.json` or its `vocab.txt`. A vocabulary with capital letters is one
-    /// of a model that tells them apart.
+    /// Reads a tokenizer from its directory, its `tokenizer.json` or its `vocab.txt`. Whether the model of a `vocab.txt` tells
+    /// capital letters apart, `do_lower_case` in the `tokenizer_config.json` beside it says, or else the vocabulary itself.
     pub fn read(path: &Path) -> Result<Self, DataError> {
         if path.is_dir() {
             let json = path.join(TOKENIZER_FILE);
@@ -63,9 +63,10 @@ impl Tokenizer {
             return Self::read_json(path);
         }
         let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
-        let is_special = |line: &[u8]| line.first() == Some(&b'[');
-        let lines = bytes.split(|&byte| byte == b'\n').filter(|line| !is_special(line));
-        let cased = lines.flatten().any(u8::is_ascii_uppercase);
+        let cased = match lowers_case(&path.with_file_name(CONFIG_FILE))? {
+            Some(lowers) => !lowers,
+            None => String::from_utf8_lossy(&bytes).lines().any(has_capital),
+        };
         Self::bert(&bytes, cased, path)
     }
 
@@ -119,6 +120,12 @@ impl Tokenizer {
         &self.vocabulary
     }
 
+    /// Whether both have the same tokens with the same ids: what one has encoded, a model of the other understands. How they
+    /// find tokens in a text may still differ.
+    pub fn same_ids(&self, other: &Tokenizer) -> bool {
+        self.inner.get_vocab(true) == other.inner.get_vocab(true)
+    }
+
     /// Encodes sentence after sentence, and remembers words.
     pub fn encoder(&self) -> Encoder<'_> {
         Encoder::new(self)
@@ -168,6 +175,23 @@ impl Tokenizer {
         }
         config
     }
+}
+
+/// What a `tokenizer_config.json` says about capital letters, if it is there and says anything.
+fn lowers_case(config: &Path) -> Result<Option<bool>, DataError> {
+    if !config.exists() {
+        return Ok(None);
+    }
+    let bytes = fs::read(config).map_err(|reason| DataError::Io { path: config.to_owned(), reason })?;
+    let config: serde_json::Value = serde_json::from_slice(&bytes).map_err(|reason| bad(config, reason.to_string()))?;
+    Ok(config["do_lower_case"].as_bool())
+}
+
+/// Whether a line of a vocabulary is a token that a tokenizer which lowers case never makes, in whatever script. Tokens in
+/// brackets are no text.
+fn has_capital(token: &str) -> bool {
+    let is_special = token.starts_with('[') && token.ends_with(']');
+    !is_special && token.chars().any(|letter| !letter.to_lowercase().eq([letter]))
 }
 
 /// The rule by which a tokenizer of BERT's kind finds words. With tokens of its own it has rules of its own.

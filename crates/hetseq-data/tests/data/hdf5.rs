@@ -154,6 +154,27 @@ fn shards_that_do_not_fit_into_memory_are_unpacked_once_and_give_the_same() {
 }
 
 #[test]
+fn both_splits_share_the_memory() {
+    // 6,000 rows of 99 bytes are within a MiB, 12,000 are not.
+    let rows: Vec<Row> = recorded().into_iter().cycle().take(6000).collect();
+    let (dir, path) = written(&rows, "training.hdf5");
+    let config = PretrainConfig { memory_mib: 1, ..PretrainConfig::default() };
+    let unpacked = || std::fs::read_dir(dir.path().join(".unpacked")).map_or(0, |files| files.count());
+    StoredSamples::open(dir.path(), CorpusSplit::Train, &config).unwrap();
+    assert_eq!(unpacked(), 0);
+    std::fs::copy(&path, dir.path().join("valid.hdf5")).unwrap();
+    for (split, files) in [(CorpusSplit::Train, 1), (CorpusSplit::Valid, 2)] {
+        assert_eq!(StoredSamples::open(dir.path(), split, &config).unwrap().len(), 6000);
+        assert_eq!(unpacked(), files);
+    }
+    // A damaged shard is the concern of whoever opens its split.
+    std::fs::write(dir.path().join("valid.hdf5"), "damaged").unwrap();
+    assert_eq!(StoredSamples::open(dir.path(), CorpusSplit::Train, &config).unwrap().len(), 6000);
+    let error = StoredSamples::open(dir.path(), CorpusSplit::Valid, &config).unwrap_err().to_string();
+    assert!(error.contains("valid.hdf5"), "{error}");
+}
+
+#[test]
 fn a_file_cut_short_or_overwritten_is_an_error_that_names_it_and_never_a_panic() {
     for name in ["nvidia_training.hdf5", "newer_training.hdf5"] {
         let whole = std::fs::read(fixture(name)).unwrap();

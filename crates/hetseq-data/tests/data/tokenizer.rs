@@ -91,6 +91,58 @@ fn a_trained_vocabulary_spells_its_own_text() {
 }
 
 #[test]
+fn a_vocabulary_says_whether_capitals_count_and_its_config_knows_better() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vocab.txt");
+    let special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused1]\n[";
+    // The last word, in capitals, is known to a tokenizer that lowers case and unknown to one that does not.
+    let lowers = |word: &str| encode(&Tokenizer::read(&path).unwrap(), word) != [1];
+    for (words, word, expected) in [
+        ("sea\nwide", "SEA", true),
+        ("sea\nWide", "SEA", false),
+        ("море\nширь", "МОРЕ", true),
+        ("море\nШирь", "МОРЕ", false),
+        ("κυμα\nΚυμα", "ΚΥΜΑ", false),
+        // A capital of mathematics has no small letter: lowering case leaves it as it is.
+        ("sea\n\u{1d400}", "SEA", true),
+        ("sea\n[X", "SEA", false),
+    ] {
+        std::fs::write(&path, format!("{special}\n{words}\n")).unwrap();
+        assert_eq!(lowers(word), expected, "{words:?}");
+    }
+
+    std::fs::write(&path, format!("{special}\nsea\nWide\n")).unwrap();
+    let config = dir.path().join("tokenizer_config.json");
+    for (said, expected) in [
+        (r#"{ "do_lower_case": true }"#, true),
+        (r#"{ "do_lower_case": false }"#, false),
+        (r#"{ "model_max_length": 512 }"#, false),
+    ] {
+        std::fs::write(&config, said).unwrap();
+        assert_eq!(lowers("SEA"), expected, "{said}");
+    }
+    std::fs::write(&config, "{").unwrap();
+    let error = Tokenizer::read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json"), "{error}");
+}
+
+#[test]
+fn tokenizers_are_compared_by_their_ids() {
+    let tokens: Vec<String> = recorded().vocab;
+    let tokenizer = |tokens: &[String], cased| Tokenizer::from_tokens(tokens, cased).unwrap();
+    let one = tokenizer(&tokens, false);
+    assert!(one.same_ids(&one) && one.same_ids(&tokenizer(&tokens, true)));
+    let mut swapped = tokens.clone();
+    swapped.swap(10, 11);
+    assert_eq!(tokenizer(&swapped, false).vocabulary().size(), one.vocabulary().size());
+    assert!(!one.same_ids(&tokenizer(&swapped, false)));
+    assert!(!one.same_ids(&tokenizer(&tokens[..tokens.len() - 1], false)));
+    let mut longer = tokens;
+    longer.push("onemore".to_owned());
+    assert!(!one.same_ids(&tokenizer(&longer, false)) && !tokenizer(&longer, false).same_ids(&one));
+}
+
+#[test]
 fn files_that_give_no_tokenizer_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vocab.txt");

@@ -58,7 +58,7 @@ pub struct BertTaskConfig {
     /// Micro-batches are padded to a multiple of it.
     #[serde(default = "eight")]
     pub pad_to_multiple: usize,
-    /// Shards: how much memory they may take; beyond, they are unpacked into files and mapped.
+    /// Shards: how much memory those of both splits may take; beyond, they are unpacked into files and mapped.
     #[serde(default = "gibibyte")]
     pub memory_mib: usize,
     /// Shards: where those files go; a directory `.unpacked` beside them if not given.
