@@ -218,6 +218,10 @@ fn what_does_not_fit_together_is_refused() {
     let wide = write("wide.json", "\"hidden_size\": 32", "\"hidden_size\": 64");
     let init = trained.checkpoint("step-1").display().to_string();
 
+    let foreign = fs::read_to_string(corpus().join("vocab.txt")).unwrap().replace("aoaa", "zoza");
+    fs::write(spoilt.join("vocab.txt"), foreign).unwrap();
+    let foreign = spoilt.join("vocab.txt").display().to_string();
+
     let truncated = spoilt.join("truncated");
     fs::create_dir_all(&truncated).unwrap();
     let shard = fs::read_dir(corpus().join("hdf5")).unwrap().map(|entry| entry.unwrap().path());
@@ -237,6 +241,7 @@ fn what_does_not_fit_together_is_refused() {
         (&[("task.init", "nowhere")], &["nowhere"]),
         (&[("task.data", "nowhere")], &["nowhere"]),
         (&[("task.data", &truncated)], &["train_0.hdf5"]),
+        (&[("task.tokenizer", &foreign)], &["task.tokenizer has other tokens"]),
         (&[("task.model", "tiny")], &["task.model and task.config both"]),
         (&[("task.dropout", "1.5")], &["task.dropout = 1.5"]),
         (&[("task.max_seq_length", "4")], &["max_seq_length", "4 is not between"]),

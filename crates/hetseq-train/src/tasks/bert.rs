@@ -149,11 +149,15 @@ impl Task for BertTask {
 
 /// The one that the config names, else the one that lies beside the data; shards of others have none.
 fn tokenizer(config: &BertTaskConfig) -> Result<Option<Tokenizer>, TaskError> {
-    if let Some(path) = &config.tokenizer {
-        return Ok(Some(Tokenizer::read(path)?));
-    }
     let beside = config.data.join(TOKENIZER_FILE);
-    Ok(if beside.exists() { Some(Tokenizer::read_json(&beside)?) } else { None })
+    let beside = if beside.exists() { Some(Tokenizer::read_json(&beside)?) } else { None };
+    let Some(path) = &config.tokenizer else { return Ok(beside) };
+    let named = Tokenizer::read(path)?;
+    if beside.is_some_and(|beside| !beside.same_ids(&named)) {
+        let reason = "task.tokenizer has other tokens than the one that the data was made with; leave it out";
+        return Err(TaskError::Other(reason.to_owned()));
+    }
+    Ok(Some(named))
 }
 
 /// Whether the network has a vector for everything that occurs in the data.
