@@ -2,10 +2,10 @@
 //!
 //! Each document is cut from its beginning to its end into segments of whole sentences, each with as many as fit. Nothing
 //! is left out and nothing is taken twice. A sentence that alone is too long is cut. With some probability a segment is
-//! cut short on purpose. Segments are then numbered by *length class*, short ones first: samples `0..n` of a class can
-//! exchange their halves without getting too long, see [`pairs`](super::pairs).
+//! cut short on purpose. Segments are then numbered by *class*, short ones first: samples of a class have similar lengths
+//! and the same [`Seams`], so that they can exchange their halves and nobody sees it, see [`pairs`](super::pairs).
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use hetseq_random::Key;
 use rayon::prelude::*;
@@ -40,12 +40,37 @@ pub(super) struct Segments {
     classes: Vec<Class>,
 }
 
-/// What the samples of a length class have in common.
+/// Where a segment touches its sentences. Only those alike exchange halves: a half that breaks off within a sentence,
+/// before one that begins a sentence, could not be the truth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seams {
+    /// It is all of one sentence, so that its halves part within it.
+    pub(super) parts_inside: bool,
+    /// Its last sentence goes on in the next segment.
+    pub(super) ends_inside: bool,
+}
+
+impl Seams {
+    /// All that there are, each at its own [`index`](Seams::index).
+    const ALL: [Seams; 4] = [
+        Seams { parts_inside: false, ends_inside: false },
+        Seams { parts_inside: true, ends_inside: false },
+        Seams { parts_inside: false, ends_inside: true },
+        Seams { parts_inside: true, ends_inside: true },
+    ];
+
+    fn index(self) -> usize {
+        usize::from(self.parts_inside) + 2 * usize::from(self.ends_inside)
+    }
+}
+
+/// What the samples of a class have in common.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Class {
     pub(super) samples: Range<u32>,
-    /// The most text that one of them may have.
-    pub(super) limit: usize,
+    /// How much text they have, and may have after an exchange.
+    pub(super) lengths: RangeInclusive<usize>,
+    pub(super) seams: Seams,
     /// How likely two of them are of one document.
     pub(super) same_document: f64,
 }
@@ -70,7 +95,8 @@ impl Segments {
             let pairs = count as f64 * (count as f64 - 1.0) / 2.0;
             classes.push(Class {
                 samples: start..start + count as u32,
-                limit: ((class + 1) * CLASS_TOKENS - config.special_tokens()).min(config.most_text()),
+                lengths: class_lengths(class, config),
+                seams: Seams::ALL[class % Seams::ALL.len()],
                 same_document: if pairs > 0.0 { of_one_document as f64 / pairs } else { 1.0 },
             });
             start += count as u32;
@@ -78,7 +104,8 @@ impl Segments {
         let mut places: Vec<usize> = classes.iter().map(|class| class.samples.start as usize).collect();
         let mut segments = vec![Segment { shard: 0, length: 0, start: 0 }; samples as usize];
         for segment in cut.into_iter().flat_map(|shard| shard.segments) {
-            let place = &mut places[class_of(usize::from(segment.length), config)];
+            let (segment, seams) = segment;
+            let place = &mut places[class_of(usize::from(segment.length), seams, config)];
             segments[*place] = segment;
             *place += 1;
         }
@@ -102,22 +129,29 @@ impl Segments {
     pub(super) fn bounds(&self, alone: bool) -> impl Iterator<Item = usize> + '_ {
         self.classes.iter().flat_map(move |class| {
             let own = self.segments[class.samples.start as usize..class.samples.end as usize].iter();
-            own.map(move |segment| if alone { usize::from(segment.length) } else { class.limit })
+            own.map(move |segment| if alone { usize::from(segment.length) } else { *class.lengths.end() })
         })
     }
 }
 
 fn class_count(config: &PretrainConfig) -> usize {
-    config.max_seq_length.div_ceil(CLASS_TOKENS)
+    config.max_seq_length.div_ceil(CLASS_TOKENS) * Seams::ALL.len()
 }
 
-fn class_of(length: usize, config: &PretrainConfig) -> usize {
-    (length + config.special_tokens()).div_ceil(CLASS_TOKENS) - 1
+fn class_of(length: usize, seams: Seams, config: &PretrainConfig) -> usize {
+    ((length + config.special_tokens()).div_ceil(CLASS_TOKENS) - 1) * Seams::ALL.len() + seams.index()
+}
+
+/// How much text the samples of a class have.
+fn class_lengths(class: usize, config: &PretrainConfig) -> RangeInclusive<usize> {
+    let (shorter, special) = (class / Seams::ALL.len() * CLASS_TOKENS, config.special_tokens());
+    let least = (shorter + 1).saturating_sub(special).max(1);
+    least..=(shorter + CLASS_TOKENS - special).min(config.most_text())
 }
 
 /// A shard in segments, in its own order.
 struct CutShard {
-    segments: Vec<Segment>,
+    segments: Vec<(Segment, Seams)>,
     /// Per class: how many there are, and how many pairs of them are of one document.
     counts: Vec<u64>,
     pairs: Vec<u64>,
@@ -134,12 +168,20 @@ impl CutShard {
         for document in 0..shard.documents() {
             let end = shard.document_end(document);
             before.copy_from_slice(&cut.counts);
-            cut_document(shard, first..end, most, config.short_seq_prob, key.index(document as u64), |tokens| {
-                let class = class_of(tokens.len(), config);
-                cut.pairs[class] += cut.counts[class] - before[class];
-                cut.counts[class] += 1;
-                cut.segments.push(Segment { shard: at, length: tokens.len() as u16, start: tokens.start as u32 });
-            });
+            cut_document(
+                shard,
+                first..end,
+                most,
+                config.short_seq_prob,
+                key.index(document as u64),
+                |tokens, seams| {
+                    let class = class_of(tokens.len(), seams, config);
+                    cut.pairs[class] += cut.counts[class] - before[class];
+                    cut.counts[class] += 1;
+                    let segment = Segment { shard: at, length: tokens.len() as u16, start: tokens.start as u32 };
+                    cut.segments.push((segment, seams));
+                },
+            );
             first = end;
         }
         cut
@@ -153,7 +195,7 @@ fn cut_document(
     most: usize,
     short_seq_prob: f64,
     key: Key,
-    mut found: impl FnMut(Range<usize>),
+    mut found: impl FnMut(Range<usize>, Seams),
 ) {
     let Some(last) = sentences.end.checked_sub(1) else { return };
     let document_end = shard.sentence_end(last);
@@ -166,7 +208,7 @@ fn cut_document(
         count += 1;
         // The last sentence that ends within the target, or the first one if that fits at all. Two tokens are the least:
         // one cannot be two segments.
-        let mut end = start;
+        let (mut end, first) = (start, sentence);
         while sentence < sentences.end {
             let sentence_end = shard.sentence_end(sentence);
             let room = if end - start < 2 { most } else { target };
@@ -186,7 +228,11 @@ fn cut_document(
             end -= 1;
             sentence -= usize::from(sentence > sentences.start && shard.sentence_end(sentence - 1) > end);
         }
-        found(start..end);
+        let seams = Seams {
+            parts_inside: shard.sentence_end(first) >= end,
+            ends_inside: sentence == first || shard.sentence_end(sentence - 1) != end,
+        };
+        found(start..end, seams);
         start = end;
     }
 }
@@ -214,10 +260,14 @@ mod tests {
     }
 
     fn cut(document: &[usize], most: usize, short: f64, key: Key) -> Vec<Range<usize>> {
+        cut_with_seams(document, most, short, key).into_iter().map(|(tokens, _)| tokens).collect()
+    }
+
+    fn cut_with_seams(document: &[usize], most: usize, short: f64, key: Key) -> Vec<(Range<usize>, Seams)> {
         let shard = shard(&[vec![3, 1], document.to_vec()]);
         let mut found = Vec::new();
-        cut_document(&shard, 2..2 + document.len(), most, short, key, |tokens| {
-            found.push(tokens.start - 4..tokens.end - 4)
+        cut_document(&shard, 2..2 + document.len(), most, short, key, |tokens, seams| {
+            found.push((tokens.start - 4..tokens.end - 4, seams))
         });
         found
     }
@@ -255,17 +305,36 @@ mod tests {
         assert!((short - 0.097).abs() < 0.052, "{short}");
     }
 
+    #[test]
+    fn classes_have_the_lengths_that_belong_to_them() {
+        for config in [
+            PretrainConfig::default(),
+            PretrainConfig { max_seq_length: 100, next_sentence: false, ..PretrainConfig::default() },
+        ] {
+            for length in 1..=config.most_text() {
+                for seams in Seams::ALL {
+                    let class = class_of(length, seams, &config);
+                    assert!(class < class_count(&config) && Seams::ALL[class % 4] == seams);
+                    assert!(class_lengths(class, &config).contains(&length), "{length} in {class}");
+                }
+            }
+        }
+    }
+
     proptest! {
         #[test]
-        fn every_token_is_in_one_segment_and_none_is_too_long(
+        fn every_token_is_in_one_segment_none_is_too_long_and_seams_are_known(
             // Short targets and little room, and a sentence of two tokens before one of one: a single one might be left over.
             document in prop_oneof![Just(vec![2, 1]), prop::collection::vec(1usize..60, 1..30)],
             most in prop_oneof![13usize..16, 13usize..80], short in prop_oneof![Just(1.0), 0.0f64..1.0], seed: u64,
         ) {
-            let cuts = cut(&document, most, short, Key::root(seed));
-            let total: usize = document.iter().sum();
+            let ends: Vec<usize> =
+                document.iter().scan(0, |end, tokens| { *end += tokens; Some(*end) }).collect();
+            let total = ends[ends.len() - 1];
             let mut next = 0;
-            for segment in &cuts {
+            for (segment, seams) in cut_with_seams(&document, most, short, Key::root(seed)) {
+                prop_assert_eq!(seams.ends_inside, !ends.contains(&segment.end));
+                prop_assert_eq!(seams.parts_inside, !ends.iter().any(|end| segment.start < *end && *end < segment.end));
                 prop_assert_eq!(segment.start, next);
                 prop_assert!(segment.len() <= most && (segment.len() >= 2 || total == 1), "{:?} of {}", segment, total);
                 next = segment.end;

@@ -4,7 +4,7 @@
 //! exchanged its second half with another sample ([`pairs`](super::pairs)); then it is masked ([`mask`](crate::mask)).
 //! All of it is a pure function of the corpus, the config and the keys of the epoch.
 //!
-//! The cost of a sample is the width that its length class is padded to: an upper bound, the same in every epoch, and
+//! The cost of a sample is the width that its class is padded to: an upper bound, the same in every epoch, and
 //! seldom more than a dozen tokens above what is there.
 
 #[cfg(test)]
@@ -17,7 +17,7 @@ use hetseq_random::Key;
 
 use super::batch::PretrainBatch;
 use super::config::PretrainConfig;
-use super::pairs::{Places, heads, partner, places};
+use super::pairs::{GROUP, Side, group, heads, pair_up};
 use super::segments::{Class, Segment, Segments};
 use crate::error::{CorpusError, DataError};
 use crate::mask::{Masked, mask};
@@ -37,9 +37,9 @@ pub struct TextSamples {
 /// What is used again from sample to sample, so that it is not allocated for each.
 #[derive(Debug, Default)]
 struct Desk {
-    /// Where a sample and its partner may part.
-    places: [Vec<usize>; 2],
-    pieces: Vec<Piece>,
+    /// The group of a sample, and where sentences end within each of it.
+    group: Vec<(u32, Segment)>,
+    places: [Vec<usize>; GROUP],
     masked: Vec<Masked>,
 }
 
@@ -48,6 +48,17 @@ struct Desk {
 struct Piece {
     shard: u16,
     tokens: Range<usize>,
+}
+
+/// Whom a sample may exchange with.
+#[derive(Debug)]
+struct Partner {
+    id: u32,
+    segment: Segment,
+    /// Where the sample parts, and where its partner does.
+    places: [usize; 2],
+    /// How much of a second half is used at most.
+    most: usize,
 }
 
 /// The two halves of a sample in an epoch.
@@ -131,25 +142,19 @@ impl TextSamples {
         let special = self.vocabulary().special;
         row.ids.clear();
         row.ids.push(special.cls);
-        desk.pieces.clear();
-        let has_second = self.config.next_sentence;
-        let first_pieces = if has_second {
+        if self.config.next_sentence {
             let halves = self.halves(id, own, class, key, desk);
             row.is_random_next = halves.is_exchanged;
-            self.fit(halves, class.limit, &mut desk.pieces)
+            self.append(&halves.first, row)?;
+            row.ids.push(special.sep);
+            row.first_segment = row.ids.len();
+            self.append(&halves.second, row)?;
         } else {
             row.is_random_next = false;
-            desk.pieces.push(Piece { shard: own.shard, tokens: own.tokens() });
-            1
-        };
-        let (first, second) = desk.pieces.split_at(first_pieces);
-        first.iter().try_for_each(|piece| self.append(piece, row))?;
-        row.ids.push(special.sep);
-        row.first_segment = row.ids.len();
-        if has_second {
-            second.iter().try_for_each(|piece| self.append(piece, row))?;
-            row.ids.push(special.sep);
+            self.append(&own.until(own.length.into()), row)?;
+            row.first_segment = row.ids.len() + 1;
         }
+        row.ids.push(special.sep);
 
         mask(&mut row.ids, key(id).name("mask"), &self.config.masking, self.vocabulary(), &mut desk.masked);
         row.masked_positions.clear();
@@ -159,56 +164,46 @@ impl TextSamples {
         Ok(())
     }
 
-    /// Finds a sample's partner, where the two part, and whether they exchange. Both find the same.
+    /// Where a sample parts, and whether it exchanges its second half with its partner's. Both find the same.
     fn halves(&self, id: u32, own: Segment, class: &Class, key: &dyn Fn(u32) -> Key, desk: &mut Desk) -> Halves {
-        let epoch = key(0).name("pairs").index(u64::from(class.samples.start));
-        let partner =
-            partner(id, class.samples.clone(), epoch).and_then(|other| Some((other, self.segments.get(other)?)));
-        let Some((other_id, other)) = partner.filter(|(_, other)| !self.is_same_document(&own, other)) else {
-            self.places(&own, &mut desk.places[0]);
-            let choice = key(id).name("part").below(0, desk.places[0].len() as u64) as usize;
-            let place = desk.places[0][choice];
+        let Some(Partner { id: other_id, segment: other, places: [own_place, other_place], most }) =
+            self.partner(id, class, key, desk)
+        else {
+            let places = &mut desk.places[0];
+            self.places(&own, places);
+            let choice = key(id).name("part").below(0, places.len().max(1) as u64) as usize;
+            let place = places.get(choice).copied().unwrap_or(usize::from(own.length).div_ceil(2));
             return Halves { first: own.until(place), second: own.from(place), is_exchanged: false };
         };
-        let is_low = id < other_id;
-        let (low, high) = if is_low { (own, other) } else { (other, own) };
-        let pair = key(id.min(other_id)).name("pair");
-        let [low_places, high_places] = &mut desk.places;
-        self.places(&low, low_places);
-        self.places(&high, high_places);
-        let chosen = places(
-            (low_places, usize::from(low.length)),
-            (high_places, usize::from(high.length)),
-            class.limit,
-            pair.name("places"),
-        );
-        let (own_place, other_place) = match (is_low, chosen) {
-            (true, Places { first, second }) => (first, second),
-            (false, Places { first, second }) => (second, first),
-        };
-        let is_exchanged = f64::from(pair.name("coin").unit(0)) < heads(class.same_document);
+        let coin = key(id.min(other_id)).name("coin").unit(0);
+        let is_exchanged = f64::from(coin) < heads(class.same_document) && !self.is_same_document(&own, &other);
         let second = if is_exchanged { other.from(other_place) } else { own.from(own_place) };
-        Halves { first: own.until(own_place), second, is_exchanged }
+        Halves { first: own.until(own_place), second: second.cut(most), is_exchanged }
     }
 
-    /// Appends the pieces of both halves, and returns how many are of the first. If they are longer than `limit`, the pieces
-    /// are sentences, and the longest loses what is too much.
-    fn fit(&self, halves: Halves, limit: usize, pieces: &mut Vec<Piece>) -> usize {
-        let mut excess = (halves.first.tokens.len() + halves.second.tokens.len()).saturating_sub(limit);
-        if excess == 0 {
-            pieces.extend([halves.first, halves.second]);
-            return 1;
+    /// Finds whom a sample may exchange with in this epoch, unless it is left over.
+    fn partner(&self, id: u32, class: &Class, key: &dyn Fn(u32) -> Key, desk: &mut Desk) -> Option<Partner> {
+        let epoch = key(0).name("pairs").index(u64::from(class.samples.start));
+        let Desk { group: members, places, .. } = desk;
+        members.clear();
+        members.extend(
+            group(id, class.samples.clone(), epoch).filter_map(|other| Some((other, self.segments.get(other)?))),
+        );
+        for ((_, segment), places) in members.iter().zip(&mut *places) {
+            self.places(segment, places);
         }
-        self.sentences(&halves.first, pieces);
-        let first = pieces.len();
-        self.sentences(&halves.second, pieces);
-        while excess > 0
-            && let Some(longest) = pieces.iter_mut().max_by_key(|piece| piece.tokens.len())
-        {
-            longest.tokens.end -= 1;
-            excess -= 1;
-        }
-        first
+        let sides: [Side<'_>; GROUP] = std::array::from_fn(|at| Side {
+            places: &places[at],
+            length: members.get(at).map_or(0, |(_, segment)| segment.length.into()),
+            ends_sentence: !class.seams.ends_inside,
+        });
+        let lowest = members.iter().map(|&(id, _)| id).min()?;
+        let pairs = pair_up(&sides[..members.len()], &class.lengths, key(lowest).name("pair"));
+        pairs.into_iter().flatten().find_map(|pair| {
+            let own = pair.members.iter().position(|&at| members[at].0 == id)?;
+            let (id, segment) = members[pair.members[1 - own]];
+            Some(Partner { id, segment, places: [pair.places[own], pair.places[1 - own]], most: pair.most })
+        })
     }
 
     fn is_same_document(&self, one: &Segment, other: &Segment) -> bool {
@@ -216,31 +211,13 @@ impl TextSamples {
         one.shard == other.shard && shard.document_of(one.tokens().start) == shard.document_of(other.tokens().start)
     }
 
-    /// Where a segment may part, in tokens from its beginning: at the ends of its sentences, or in its middle.
+    /// Where sentences end within a segment, in tokens from its beginning.
     fn places(&self, segment: &Segment, places: &mut Vec<usize>) {
         let shard = &self.corpus.shards()[usize::from(segment.shard)];
         let Range { start, end } = segment.tokens();
         places.clear();
         let ends = (shard.sentence_of(start)..shard.sentences()).map(|sentence| shard.sentence_end(sentence));
         places.extend(ends.take_while(|&at| (start..end).contains(&at)).map(|at| at - start));
-        if places.is_empty() {
-            places.push((end - start).div_ceil(2));
-        }
-    }
-
-    /// Appends the sentences that a piece consists of.
-    fn sentences(&self, piece: &Piece, sentences: &mut Vec<Piece>) {
-        let Piece { shard: number, tokens } = piece;
-        let shard = &self.corpus.shards()[usize::from(*number)];
-        let mut start = tokens.start;
-        for sentence in shard.sentence_of(start)..shard.sentences() {
-            let end = shard.sentence_end(sentence).min(tokens.end);
-            if start >= end {
-                break;
-            }
-            sentences.push(Piece { shard: *number, tokens: start..end });
-            start = end;
-        }
     }
 
     fn append(&self, piece: &Piece, row: &mut Row) -> Result<(), DataError> {
@@ -265,5 +242,13 @@ impl Segment {
     /// What is left after the first `tokens`.
     fn from(&self, tokens: usize) -> Piece {
         Piece { shard: self.shard, tokens: self.tokens().start + tokens..self.tokens().end }
+    }
+}
+
+impl Piece {
+    /// The first `most` tokens of it.
+    fn cut(mut self, most: usize) -> Self {
+        self.tokens.end = self.tokens.start + self.tokens.len().min(most);
+        self
     }
 }
