@@ -5,9 +5,10 @@
 //! copied or checked again. When the last holder drops it, its memory goes back to the pool.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::frame::CHUNK_BYTES;
+use crate::link::locked;
 
 /// Spare memory of one rank.
 pub(crate) struct Pool {
@@ -28,12 +29,12 @@ impl Pool {
         if bytes < CHUNK_BYTES / 4 {
             return Vec::new();
         }
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = locked(&self.spare);
         spare.pop().unwrap_or_default()
     }
 
     fn give(&self, buffer: Vec<u8>) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = locked(&self.spare);
         if (CHUNK_BYTES..=2 * CHUNK_BYTES).contains(&buffer.capacity()) && spare.len() < self.kept {
             spare.push(buffer);
         }

@@ -48,7 +48,8 @@ impl Group {
 
     /// The `tcp` engine: meets the other ranks and returns when all are connected to all.
     ///
-    /// Blocks for at most about `options.join`, plus the time to connect the ranks to each other.
+    /// Blocks for at most about `options.join` until rank 0 is reached and, if it came late, as long again until all have
+    /// come, plus the time to connect the ranks to each other.
     pub fn join(place: &Place, identity: &Identity, options: &Options) -> Result<Group, CommError> {
         let Place { rank, world, source, .. } = place;
         if let Some(rank) = rank.filter(|rank| rank >= world) {

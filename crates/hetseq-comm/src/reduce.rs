@@ -33,7 +33,8 @@ pub enum Route {
     /// The faster one by what is known of size and world.
     #[default]
     Auto,
-    /// Every part straight to its owner and back: two hops, any ownership, one rounding.
+    /// Every part straight to its owner and back: two hops, any ownership. A rounding wire rounds each contribution once, and
+    /// the sum once.
     Direct,
     /// From neighbour to neighbour: each rank talks to two others only. Needs even ownership and f32.
     Ring,

@@ -27,6 +27,9 @@ pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
 const SMALL_BYTES: usize = 16 << 10;
 /// Frames from a peer that nobody asks for yet are read ahead up to this much, so that an abort behind them is seen.
 const AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
+/// So many heartbeats are taken at once: one that does nothing but beat must not keep this rank from its clock. More than
+/// pile up behind a frame in hours of computing, so that last words behind them are found.
+const BEATS: usize = 10_000;
 
 /// One connection whose handshake is done.
 pub(crate) struct Wire {
@@ -215,8 +218,8 @@ impl Wire {
     /// Reads frames until there are none or more than `room` bytes of them wait to be taken; tells whether a frame or
     /// the end came.
     fn read(&mut self, room: usize) -> bool {
-        let mut moved = false;
-        while self.end.is_none() && (self.ahead.is_empty() || self.ahead_bytes < room) {
+        let (mut moved, mut beats) = (false, 0);
+        while self.end.is_none() && beats < BEATS && (self.ahead.is_empty() || self.ahead_bytes < room) {
             let had = self.progress();
             let mut from = Opened { from: &*self.stream, opener: self.seal.as_mut().map(|seal| &mut seal.opener) };
             let read = self.partial.read(&mut from, self.accept, &self.pool);
@@ -224,7 +227,7 @@ impl Wire {
                 self.heard = Instant::now();
             }
             match read {
-                Ok(frame) if frame.kind == Kind::Heartbeat => {}
+                Ok(frame) if frame.kind == Kind::Heartbeat => beats += 1,
                 Ok(frame) => {
                     moved = true;
                     match end_in(&frame) {

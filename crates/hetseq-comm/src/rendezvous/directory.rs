@@ -26,7 +26,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use super::doorkeeper::Left;
@@ -36,6 +36,7 @@ use super::notice::{Notice, Posted, Precedence};
 use super::seeker::{Found, Seeker};
 use super::{Meeting, Met, Reminder};
 use crate::error::CommError;
+use crate::link::locked;
 use crate::secret::{Credentials, Key, random};
 use crate::secret_file::hex;
 use crate::socket;
@@ -172,7 +173,7 @@ impl Watch {
 
 impl Shared {
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.seen)
     }
 }
 

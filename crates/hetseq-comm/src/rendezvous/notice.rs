@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
+use crate::link::locked;
 use crate::secret_file::{put, read_private};
 
 /// More than this many addresses of one machine are not tried.
@@ -21,7 +22,7 @@ const ADDRESSES: usize = 12;
 /// by a process that may have any number.
 pub(super) type Precedence = (bool, u64);
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Notice {
     /// Drawn for the meeting; also in the name of the file.
     pub(super) id: u64,
@@ -42,6 +43,13 @@ impl Notice {
     pub(super) fn shown(&self) -> String {
         let at: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
         format!("{} ({})", super::talk::shown_name(&self.host), at.join(", "))
+    }
+}
+
+/// Written by hand so that the secret never reaches a log.
+impl std::fmt::Debug for Notice {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Notice({:016x}, {}, rank 0: {})", self.id, self.shown(), self.is_rank_0)
     }
 }
 
@@ -110,7 +118,7 @@ impl Posted {
 
     /// Puts it back if somebody removed it, be it a rank that could not reach us or a person who cleaned up.
     pub(super) fn renew(&self) {
-        let is_up = self.is_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_up = locked(&self.is_up);
         if *is_up && !self.path.exists() {
             // It is tried again soon.
             _ = put(&self.path, &self.content);
@@ -120,7 +128,7 @@ impl Posted {
 
 impl Drop for Posted {
     fn drop(&mut self) {
-        *self.is_up.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *locked(&self.is_up) = false;
         _ = fs::remove_file(&self.path);
     }
 }
@@ -146,6 +154,7 @@ mod tests {
         let (found, troubles) = list(dir.path());
         assert_eq!(found, [notice(9, true), notice(3, false), notice(7, false)]);
         assert!(troubles.is_empty(), "{troubles:?}");
+        assert!(!format!("{found:?}").contains("squirrel"), "{found:?}");
         // Removed by another rank, and put back by its owner.
         remove(dir.path(), 3);
         assert_eq!(list(dir.path()).0.len(), 2);

@@ -197,7 +197,7 @@ impl Seeker {
 
     /// Removes the notices of those that do not answer.
     pub(super) fn clean_up(&mut self) {
-        // The last look, at all there are; whoever does answer needs no word about it.
+        // A last look, up to the first that does answer; what comes after that one stays for the next run to clean up.
         _ = self.find(None);
         for id in self.misses.keys() {
             notice::remove(&self.dir, *id);

@@ -1,7 +1,7 @@
 //! What the log says about connections that were turned away: each kind from each address once, the rest as counts.
 //!
 //! A thousand strangers must not write a thousand lines, nor hide the one rank that came with a wrong secret. Time is an
-//! argument; the lines are returned, not written. Used by `host.rs`, `pairing.rs` and `doorkeeper.rs`.
+//! argument; the lines are returned, not written. Used by `table.rs`, `pairing.rs` and `doorkeeper.rs`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

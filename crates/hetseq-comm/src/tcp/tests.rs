@@ -81,6 +81,22 @@ fn a_peer_that_only_beats_makes_no_progress() {
 }
 
 #[test]
+fn a_flood_of_beats_makes_no_progress_either() {
+    let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 300));
+    let beating = std::thread::spawn(move || {
+        let beats = bytes_of(&Frame::control(Kind::Heartbeat, Vec::new()), GENERATION).repeat(10_000);
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(20) && socket.write_all(&beats).is_ok() {}
+    });
+    let start = Instant::now();
+    let error = reduce::barrier(&mut mesh).unwrap_err();
+    assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{error}");
+    drop(mesh);
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    beating.join().unwrap();
+}
+
+#[test]
 fn an_idle_link_beats() {
     let (_mesh, mut socket) = rank_and_socket(&short(100, 1_000));
     let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };

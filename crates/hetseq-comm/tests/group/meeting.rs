@@ -281,7 +281,7 @@ fn a_wrong_secret_opens_no_encrypted_door_either() {
 #[test]
 fn who_was_turned_away_is_noted_when_a_rank_is_missing() {
     let port = free_port();
-    let zero_options = Options { secret: Secret::Given("squirrel".into()), ..impatient(0, 400) };
+    let zero_options = Options { secret: Secret::Given("squirrel".into()), ..impatient(0, 3_000) };
     let zero = join(place(0, 2, HERE, port), zero_options);
     join(place(1, 2, HERE, port), with_secret(1, Some("badger"))).join().unwrap().unwrap_err();
     let text = zero.join().unwrap().unwrap_err().to_string();
