@@ -82,9 +82,11 @@ fn convert(from: &Path, to: &Path, precision: Precision) -> std::io::Result<()> 
     let bytes = fs::read(from)?;
     let file = SafeTensors::deserialize(&bytes).map_err(failed)?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(failed)?;
-    let (dtype, rounded): (Dtype, fn([u8; 4]) -> [u8; 2]) = match precision {
-        Precision::F16 => (Dtype::F16, |bytes| f16::from_f32(f32::from_le_bytes(bytes)).to_le_bytes()),
-        _ => (Dtype::BF16, |bytes| bf16::from_f32(f32::from_le_bytes(bytes)).to_le_bytes()),
+    let is_f16 = precision == Precision::F16;
+    let dtype = if is_f16 { Dtype::F16 } else { Dtype::BF16 };
+    let rounded = |bytes: [u8; 4]| {
+        let value = f32::from_le_bytes(bytes);
+        if is_f16 { f16::from_f32(value).to_le_bytes() } else { bf16::from_f32(value).to_le_bytes() }
     };
     let halves: Vec<_> = file
         .iter()
