@@ -123,6 +123,9 @@ fn index_of(name: &str) -> String {
 
 /// The files that hold the weights.
 fn files(path: &Path) -> Result<Vec<PathBuf>, String> {
+    if !path.exists() {
+        return Err(format!("there is no file or directory {}", path.display()));
+    }
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -348,6 +351,8 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named() {
         let dir = tempfile::tempdir().unwrap();
+        let nowhere = read_all(&dir.path().join("nowhere"), &layout(&["a"]), &same).unwrap_err();
+        assert!(nowhere.starts_with("there is no file or directory"), "{nowhere}");
         let missing = read_all(dir.path(), &layout(&["a"]), &same).unwrap_err();
         assert!(missing.contains("no model.safetensors or pytorch_model.bin in"), "{missing}");
         let file = dir.path().join("model.safetensors");
