@@ -106,9 +106,7 @@ impl StoredSamples {
         self.shards.iter().for_each(|rows| {
             hasher.update(rows.hash());
         });
-        let mut hex = hasher.finalize().to_hex().to_string();
-        hex.truncate(16);
-        hex
+        hasher.finalize().to_hex()[..16].to_owned()
     }
 
     /// Puts samples side by side. Their masks are what they are: no key is needed.

@@ -110,9 +110,7 @@ impl TextSamples {
     pub fn fingerprint(&self) -> String {
         let PretrainConfig { max_seq_length, next_sentence, short_seq_prob, cut_seed, .. } = self.config;
         let cut = format!("{max_seq_length} {next_sentence} {short_seq_prob} {cut_seed}");
-        let mut hex = blake3::hash(format!("{} {cut}", self.corpus.fingerprint()).as_bytes()).to_hex().to_string();
-        hex.truncate(16);
-        hex
+        blake3::hash(format!("{} {cut}", self.corpus.fingerprint()).as_bytes()).to_hex()[..16].to_owned()
     }
 
     /// Puts samples side by side. `key` gives the key of any sample in this epoch, also of those not asked for: a

@@ -177,8 +177,6 @@ impl TextCorpus {
         self.shards.iter().for_each(|shard| {
             hasher.update(shard.hash());
         });
-        let mut hex = hasher.finalize().to_hex().to_string();
-        hex.truncate(16);
-        hex
+        hasher.finalize().to_hex()[..16].to_owned()
     }
 }

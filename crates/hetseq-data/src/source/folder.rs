@@ -139,7 +139,5 @@ fn fingerprint(splits: &[&[Class]]) -> String {
             }
         }
     }
-    let mut hex = hasher.finalize().to_hex().to_string();
-    hex.truncate(16);
-    hex
+    hasher.finalize().to_hex()[..16].to_owned()
 }

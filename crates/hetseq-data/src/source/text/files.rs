@@ -109,9 +109,7 @@ impl TextFile {
             file.take(IDENTITY_BYTES).read_to_end(&mut end).map_err(failed)?;
             hasher.update(&end);
         }
-        let mut hex = hasher.finalize().to_hex().to_string();
-        hex.truncate(16);
-        Ok(hex)
+        Ok(hasher.finalize().to_hex()[..16].to_owned())
     }
 
     /// Opens the text itself. Whether it is packed is seen from its first bytes. `read` counts what comes off the disk.
