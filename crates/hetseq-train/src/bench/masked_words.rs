@@ -2,12 +2,13 @@
 //! same work as that of `scripts/bench/masked_words.py`, which it is held against. Not for training: there is nothing to learn.
 
 use burn::tensor::Device;
-use hetseq_data::Costs;
-use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
+use hetseq_data::{Costs, PretrainBatch};
+use hetseq_models::bert::{Bert, BertConfig};
 use hetseq_random::Key;
 use serde::{Deserialize, Serialize};
 
 use crate::task::{Outcome, Pass, Samples, Task, TaskError, Which};
+use crate::tasks::bert;
 
 /// A model and the shape of its batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,20 +60,11 @@ impl Geometry {
 /// Sentences are not asked for.
 pub(super) struct MaskedWords(Geometry);
 
-/// One micro-batch on the host.
-pub(super) struct Words {
-    tokens: Vec<i32>,
-    segments: Vec<i32>,
-    lengths: Vec<usize>,
-    masked_at: Vec<i32>,
-    labels: Vec<i32>,
-}
-
 impl Task for MaskedWords {
     const NAME: &'static str = "masked-words";
     type Config = Geometry;
     type Model = Bert;
-    type Batch = Words;
+    type Batch = PretrainBatch;
 
     fn open(geometry: &Geometry) -> Result<Self, TaskError> {
         geometry.model().validate().map_err(|error| TaskError::Other(error.to_string()))?;
@@ -91,32 +83,36 @@ impl Task for MaskedWords {
         Bert::new(&self.0.model(), device)
     }
 
-    fn collate(&self, samples: &Samples<'_>) -> Result<Words, TaskError> {
+    fn collate(&self, samples: &Samples<'_>) -> Result<PretrainBatch, TaskError> {
         let Geometry { words, tokens, masked, .. } = self.0;
-        let lengths = vec![tokens; samples.ids.len()];
-        let mut batch = Words { tokens: vec![], segments: vec![], lengths, masked_at: vec![], labels: vec![] };
+        let mut batch = PretrainBatch {
+            batch: samples.ids.len(),
+            seq: tokens,
+            input_ids: Vec::new(),
+            segment_ids: Vec::new(),
+            lengths: vec![tokens as i32; samples.ids.len()],
+            masked_positions: Vec::new(),
+            masked_ids: Vec::new(),
+            next_sentence: None,
+        };
         for (&id, row) in samples.ids.iter().zip(0..) {
             let draw = |key: Key, count| (0..count as u64).map(move |i| key.below(i, words as u64) as i32);
-            batch.tokens.extend(draw(samples.key(id).name("tokens"), tokens));
-            batch.segments.extend((0..tokens).map(|position| i32::from(position >= tokens / 2)));
+            batch.input_ids.extend(draw(samples.key(id).name("tokens"), tokens));
+            batch.segment_ids.extend((0..tokens).map(|position| i32::from(position >= tokens / 2)));
             let mut positions: Vec<i32> = (0..tokens as i32).collect();
             samples.key(id).name("masked").shuffle(&mut positions);
-            batch.masked_at.extend(positions[..masked].iter().map(|position| row * tokens as i32 + position));
-            batch.labels.extend(draw(samples.key(id).name("labels"), masked));
+            batch.masked_positions.extend(positions[..masked].iter().map(|position| row * tokens as i32 + position));
+            batch.masked_ids.extend(draw(samples.key(id).name("labels"), masked));
         }
         Ok(batch)
     }
 
-    fn counts(&self, batch: &Words) -> Vec<u64> {
-        vec![batch.labels.len() as u64]
+    fn counts(&self, batch: &PretrainBatch) -> Vec<u64> {
+        vec![batch.masked_ids.len() as u64]
     }
 
-    fn forward(&self, model: &Bert, batch: &Words, pass: &Pass) -> Outcome {
-        let input = Sequences::new(&batch.tokens, &batch.segments, &batch.lengths, &pass.device);
-        let words = Labelled::new(&batch.masked_at, &batch.labels, &pass.device);
-        let nothing = Labelled::new(&[], &[], &pass.device);
-        let [words, _] = model.answer(&input, &words, &nothing, &pass.keys, None);
-        Outcome { losses: vec![words.loss], scores: Vec::new() }
+    fn forward(&self, model: &Bert, batch: &PretrainBatch, pass: &Pass) -> Outcome {
+        bert::forward(model, batch, pass, false)
     }
 }
 
@@ -132,14 +128,16 @@ mod tests {
             let ids: Vec<u32> = (0..geometry.sequences as u32).collect();
             let batch = task.collate(&Samples::new(Which::Train, &ids, Key::root(1))).unwrap();
             let tokens = geometry.sequences * geometry.tokens;
-            assert_eq!((batch.tokens.len(), batch.segments.len()), (tokens, tokens));
-            assert!(batch.tokens.iter().chain(&batch.labels).all(|&id| (0..geometry.words as i32).contains(&id)));
-            let mut places = batch.masked_at.clone();
+            assert_eq!((batch.input_ids.len(), batch.segment_ids.len()), (tokens, tokens));
+            assert!(
+                batch.input_ids.iter().chain(&batch.masked_ids).all(|&id| (0..geometry.words as i32).contains(&id))
+            );
+            let mut places = batch.masked_positions.clone();
             places.sort_unstable();
             places.dedup();
             assert_eq!(places.len(), geometry.sequences * geometry.masked, "no place is masked twice");
             assert!(places.iter().all(|&at| (0..tokens as i32).contains(&at)));
-            assert_eq!(task.counts(&batch), [batch.labels.len() as u64]);
+            assert_eq!(task.counts(&batch), [batch.masked_ids.len() as u64]);
         }
         assert_eq!(find("huge"), None);
     }

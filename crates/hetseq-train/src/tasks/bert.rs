@@ -92,24 +92,7 @@ impl Task for BertTask {
     }
 
     fn forward(&self, model: &Bert, batch: &PretrainBatch, pass: &Pass) -> Outcome {
-        let lengths: Vec<usize> = batch.lengths.iter().map(|&length| length as usize).collect();
-        let input = Sequences::new(&batch.input_ids, &batch.segment_ids, &lengths, &pass.device);
-        let words = Labelled::new(&batch.masked_positions, &batch.masked_ids, &pass.device);
-        let follows = batch.next_sentence.as_deref().unwrap_or_default();
-        let rows: Vec<i32> = (0..follows.len() as i32).collect();
-        let sentences = Labelled::new(&rows, follows, &pass.device);
-        let tape = (self.config.recompute && pass.is_training()).then_some(&pass.tape);
-        let answers = model.answer(&input, &words, &sentences, &pass.keys, tape);
-        let asked = [words, sentences];
-        let both = answers.into_iter().zip(&asked).take(self.terms().len());
-        let mut outcome = Outcome { losses: Vec::new(), scores: Vec::new() };
-        for (answers, asked) in both {
-            if !pass.is_training() {
-                outcome.scores.push(answers.right(asked));
-            }
-            outcome.losses.push(answers.loss);
-        }
-        outcome
+        forward(model, batch, pass, self.config.recompute)
     }
 
     fn files(&self) -> Vec<(String, Vec<u8>)> {
@@ -145,6 +128,28 @@ impl Task for BertTask {
         let accuracies = (0..self.terms().len()).map(|term| mean(&totals.scores, term));
         std::iter::once(mean(&totals.losses, 0).exp()).chain(accuracies).collect()
     }
+}
+
+/// Asks for the masked words, and for the sentences if the batch has labels for them.
+pub(crate) fn forward(model: &Bert, batch: &PretrainBatch, pass: &Pass, recompute: bool) -> Outcome {
+    let lengths: Vec<usize> = batch.lengths.iter().map(|&length| length as usize).collect();
+    let input = Sequences::new(&batch.input_ids, &batch.segment_ids, &lengths, &pass.device);
+    let words = Labelled::new(&batch.masked_positions, &batch.masked_ids, &pass.device);
+    let follows = batch.next_sentence.as_deref();
+    let rows: Vec<i32> = (0..follows.map_or(0, <[i32]>::len) as i32).collect();
+    let sentences = Labelled::new(&rows, follows.unwrap_or_default(), &pass.device);
+    let tape = (recompute && pass.is_training()).then_some(&pass.tape);
+    let answers = model.answer(&input, &words, &sentences, &pass.keys, tape);
+    let asked = [words, sentences];
+    let terms = if follows.is_some() { 2 } else { 1 };
+    let mut outcome = Outcome { losses: Vec::new(), scores: Vec::new() };
+    for (answers, asked) in answers.into_iter().zip(&asked).take(terms) {
+        if !pass.is_training() {
+            outcome.scores.push(answers.right(asked));
+        }
+        outcome.losses.push(answers.loss);
+    }
+    outcome
 }
 
 /// The one that the config names, else the one that lies beside the data; shards of others have none.
