@@ -1,7 +1,5 @@
 //! `hetseq bench step`: how fast training steps are, on the same devices and replicas that train.
 
-mod masked_words;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,8 +17,8 @@ use crate::header::scales;
 use crate::loader::{self, Loader, Order};
 use crate::task::{Task, Which};
 
-use masked_words::MaskedWords;
-pub use masked_words::names as geometries;
+pub use crate::tasks::masked_words::names as geometries;
+use crate::tasks::masked_words::{self, MaskedWords, MaskedWordsConfig};
 
 /// What to time.
 #[derive(Debug, Clone)]
@@ -77,8 +75,7 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
 
 /// Time BERT in one of the [`geometries`], without any data.
 pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport, TrainError> {
-    let unknown = || TrainError::Config(format!("no geometry is called {name}: there are {}", geometries().join(", ")));
-    let geometry = masked_words::find(name).ok_or_else(unknown)?;
+    let samples = request.batch.or(masked_words::usual_sequences(name)).unwrap_or(1);
     let setting = Setting {
         optimizer: OptimizerConfig { name: OptimizerName::Adam, ..OptimizerConfig::default() },
         lr: 1e-4,
@@ -86,9 +83,9 @@ pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport,
         loader_threads: None,
         patience: Duration::from_secs(1800),
     };
-    let task = MaskedWords::open(&geometry).map_err(|reason| TrainError::Task { task: MaskedWords::NAME, reason })?;
-    let batch = request.batch.or(Some(geometry.sequences));
-    time(task, &setting, &StepRequest { batch, ..request.clone() })
+    let config = MaskedWordsConfig { geometry: name.to_owned(), samples };
+    let task = MaskedWords::open(&config).map_err(|reason| TrainError::Task { task: MaskedWords::NAME, reason })?;
+    time(task, &setting, request)
 }
 
 fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<StepReport, TrainError> {

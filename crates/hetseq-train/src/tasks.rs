@@ -2,3 +2,4 @@
 
 pub mod bert;
 pub mod images;
+pub mod masked_words;

@@ -1,5 +1,6 @@
-//! The task that `hetseq bench step --config NAME` times: masked words of BERT in fixed geometries, on made-up tokens. The
-//! same work as that of `scripts/bench/masked_words.py`, which it is held against. Not for training: there is nothing to learn.
+//! `masked-words`: BERT in fixed geometries on made-up tokens. It needs no data and there is nothing to learn: it is for trying
+//! out machines, how fast they are and how they share. `hetseq bench step --config NAME` times it, and it is the same work as that
+//! of `scripts/bench/masked_words.py`, which it is held against.
 
 use burn::tensor::Device;
 use hetseq_data::{Costs, PretrainBatch};
@@ -10,9 +11,23 @@ use serde::{Deserialize, Serialize};
 use crate::task::{Outcome, Pass, Samples, Task, TaskError, Which};
 use crate::tasks::bert;
 
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaskedWordsConfig {
+    /// `tiny`, `small`, `base2` or `base`.
+    pub geometry: String,
+    /// In an epoch.
+    #[serde(default = "many")]
+    pub samples: usize,
+}
+
+fn many() -> usize {
+    1 << 16
+}
+
 /// A model and the shape of its batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Geometry {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Geometry {
     words: usize,
     width: usize,
     layers: usize,
@@ -21,8 +36,8 @@ pub(super) struct Geometry {
     tokens: usize,
     /// Of the tokens of one sequence.
     masked: usize,
-    /// In one update.
-    pub(super) sequences: usize,
+    /// In one update, when it is timed.
+    sequences: usize,
 }
 
 /// By name, as typed.
@@ -38,7 +53,12 @@ pub fn names() -> [&'static str; GEOMETRIES.len()] {
     GEOMETRIES.map(|(name, _)| name)
 }
 
-pub(super) fn find(name: &str) -> Option<Geometry> {
+/// As many as the update of a geometry has when it is timed.
+pub(crate) fn usual_sequences(name: &str) -> Option<usize> {
+    find(name).map(|geometry| geometry.sequences)
+}
+
+fn find(name: &str) -> Option<Geometry> {
     GEOMETRIES.iter().find(|(known, _)| *known == name).map(|(_, geometry)| *geometry)
 }
 
@@ -58,33 +78,41 @@ impl Geometry {
 }
 
 /// Sentences are not asked for.
-pub(super) struct MaskedWords(Geometry);
+pub struct MaskedWords {
+    geometry: Geometry,
+    samples: usize,
+}
 
 impl Task for MaskedWords {
     const NAME: &'static str = "masked-words";
-    type Config = Geometry;
+    type Config = MaskedWordsConfig;
     type Model = Bert;
     type Batch = PretrainBatch;
 
-    fn open(geometry: &Geometry) -> Result<Self, TaskError> {
+    fn open(config: &MaskedWordsConfig) -> Result<Self, TaskError> {
+        let MaskedWordsConfig { geometry: name, samples } = config;
+        let unknown = || format!("no geometry is called {name}: there are {}", names().join(", "));
+        let geometry = find(name).ok_or_else(|| TaskError::Other(unknown()))?;
         geometry.model().validate().map_err(|error| TaskError::Other(error.to_string()))?;
-        Ok(MaskedWords(*geometry))
+        Ok(MaskedWords { geometry, samples: *samples })
     }
 
     fn fingerprint(&self) -> String {
-        format!("{:?}", self.0)
+        format!("{:?} x {}", self.geometry, self.samples)
     }
 
-    fn costs(&self, _: Which) -> Costs {
-        Costs::Uniform { samples: self.0.sequences, tokens: self.0.tokens as u32 }
+    /// Nothing is learnt, so there is nothing to validate.
+    fn costs(&self, which: Which) -> Costs {
+        let samples = if which == Which::Train { self.samples } else { 0 };
+        Costs::Uniform { samples, tokens: self.geometry.tokens as u32 }
     }
 
     fn model(&self, device: &Device) -> Bert {
-        Bert::new(&self.0.model(), device)
+        Bert::new(&self.geometry.model(), device)
     }
 
     fn collate(&self, samples: &Samples<'_>) -> Result<PretrainBatch, TaskError> {
-        let Geometry { words, tokens, masked, .. } = self.0;
+        let Geometry { words, tokens, masked, .. } = self.geometry;
         let mut batch = PretrainBatch {
             batch: samples.ids.len(),
             seq: tokens,
@@ -124,7 +152,8 @@ mod tests {
     fn every_geometry_is_a_model_and_a_batch() {
         for name in names() {
             let geometry = find(name).unwrap();
-            let task = MaskedWords::open(&geometry).unwrap();
+            let config = MaskedWordsConfig { geometry: name.to_owned(), samples: 100 };
+            let task = MaskedWords::open(&config).unwrap();
             let ids: Vec<u32> = (0..geometry.sequences as u32).collect();
             let batch = task.collate(&Samples::new(Which::Train, &ids, Key::root(1))).unwrap();
             let tokens = geometry.sequences * geometry.tokens;
@@ -139,6 +168,7 @@ mod tests {
             assert!(places.iter().all(|&at| (0..tokens as i32).contains(&at)));
             assert_eq!(task.counts(&batch), [batch.masked_ids.len() as u64]);
         }
-        assert_eq!(find("huge"), None);
+        let huge = MaskedWordsConfig { geometry: "huge".to_owned(), samples: 100 };
+        assert!(MaskedWords::open(&huge).err().unwrap().to_string().contains("there are tiny, small, base2, base"));
     }
 }
