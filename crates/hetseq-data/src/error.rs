@@ -1,7 +1,7 @@
-//! Everything that can go wrong between a file and a share.
+//! Everything that can go wrong between a file and an update's samples.
 //!
 //! Each variant carries what a caller needs to act on it, and its message says what happened, where, and what to do.
-//! Sources and `share` return it; the plan, the pace and the cursor cannot fail.
+//! Sources return it; the plan and the cursor cannot fail.
 
 mod corpus;
 
@@ -132,18 +132,6 @@ pub enum DataError {
 
     #[error("`{text}` is not a global batch: {reason}; write 256 or \"256 sequences\", or \"4096 tokens\"")]
     BadGlobalBatch { text: String, reason: &'static str },
-
-    #[error(
-        "none of the {devices} devices can take samples: each has a speed that is not a positive number or a \
-         micro-batch of 0 samples; check the weights and the micro-batch caps"
-    )]
-    NoUsableDevice { devices: usize },
-
-    #[error(
-        "a sample of {sample_tokens} tokens fits no device: the largest micro-batch cap is {largest_cap_tokens} \
-         tokens; raise max_tokens on a device to at least {sample_tokens}, or shorten the samples"
-    )]
-    SampleTooLong { sample_tokens: u32, largest_cap_tokens: u32 },
 }
 
 impl DataError {

@@ -2,7 +2,7 @@
 //!
 //! A pure function of (costs, seed, epoch, global batch, curriculum). It never sees a machine, so that a run may stop on
 //! one set of machines and go on with another and still use each sample exactly once per epoch. Who computes what is
-//! [`share`](mod@crate::share)'s business. Called by the trainer at the start of each epoch.
+//! `hetseq-balance`'s business. Called by the trainer at the start of each epoch.
 //!
 //! The order of a shuffled epoch:
 //! - samples of equal cost: a plain shuffle, cut into updates;

@@ -15,6 +15,4 @@ mod resample;
 #[cfg(test)]
 mod shards;
 #[cfg(test)]
-mod share;
-#[cfg(test)]
 mod tokenizer;

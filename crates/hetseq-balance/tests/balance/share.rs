@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use hetseq_data::DataError;
-use hetseq_data::share::{DeviceLoad, Share, share};
+use hetseq_balance::BalanceError;
+use hetseq_balance::share::{DeviceLoad, Share, share};
 use proptest::prelude::*;
 
 fn device(speed: f64) -> DeviceLoad {
@@ -153,7 +153,7 @@ proptest! {
         let largest_cap = devices.iter().filter_map(|d| d.max_tokens).max().unwrap();
         match share(&costs, &devices) {
             Ok(shares) => check(&costs, &devices, &shares),
-            Err(DataError::SampleTooLong { sample_tokens, largest_cap_tokens }) => {
+            Err(BalanceError::SampleTooLong { sample_tokens, largest_cap_tokens }) => {
                 prop_assert!(longest > largest_cap);
                 prop_assert_eq!((sample_tokens, largest_cap_tokens), (longest, largest_cap));
             }
@@ -247,7 +247,7 @@ fn errors_say_what_to_raise() {
 
     for speed in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let error = share(&[10], &[device(speed); 3]).unwrap_err();
-        assert!(matches!(error, DataError::NoUsableDevice { devices: 3 }), "{error}");
+        assert!(matches!(error, BalanceError::NoUsableDevice { devices: 3 }), "{error}");
         let shares = share(&[10; 8], &[device(speed), device(1.0)]).unwrap();
         assert_eq!(counts(&shares), [0, 8]);
     }

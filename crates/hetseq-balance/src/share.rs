@@ -2,7 +2,7 @@
 //!
 //! A pure function of (the update's costs, speeds, caps). Every rank calls it with the same arguments before each update
 //! and takes its own devices' shares; nothing about it is sent over the network. It decides time, not mathematics:
-//! whatever it returns, the update is the same sum over the same samples. Speeds come from [`pace`](crate::pace).
+//! whatever it returns, the update is the same sum over the same samples. Speeds come from [`drift`](crate::drift).
 //!
 //! Three steps: how much each device should get so that all finish together (`balance`), where to cut the samples so
 //! that each gets that, and how to cut a share into micro-batches that fit the device's memory (`micro`).
@@ -16,7 +16,7 @@ mod micro;
 
 use std::ops::Range;
 
-use crate::error::DataError;
+use crate::error::BalanceError;
 use balance::{Block, Worker};
 
 /// What is known of a device before an update.
@@ -59,7 +59,7 @@ impl Share {
 /// `costs_of_update` should ascend, as in a plan; any order is shared correctly, but pads more. With uniform costs the
 /// largest finishing time is the least that whole samples allow. With mixed costs each cut is moved to the nearest
 /// sample, so a device may be off by one sample more.
-pub fn share(costs_of_update: &[u32], devices: &[DeviceLoad]) -> Result<Vec<Share>, DataError> {
+pub fn share(costs_of_update: &[u32], devices: &[DeviceLoad]) -> Result<Vec<Share>, BalanceError> {
     let mut shares = vec![Share::default(); devices.len()];
     let Some(costs) = UpdateCosts::new(costs_of_update) else {
         return Ok(shares);
@@ -70,7 +70,7 @@ pub fn share(costs_of_update: &[u32], devices: &[DeviceLoad]) -> Result<Vec<Shar
         .filter_map(|(device, load)| Worker::new(device, load, costs.samples.len()))
         .collect();
     if workers.is_empty() {
-        return Err(DataError::NoUsableDevice { devices: devices.len() });
+        return Err(BalanceError::NoUsableDevice { devices: devices.len() });
     }
     limit_reach(&mut workers, devices, &costs)?;
 
@@ -114,7 +114,7 @@ impl<'a> UpdateCosts<'a> {
 
 /// Finds how far each device reaches, and orders the workers by it if that differs. A device that reaches nothing is
 /// removed.
-fn limit_reach(workers: &mut Vec<Worker>, devices: &[DeviceLoad], costs: &UpdateCosts) -> Result<(), DataError> {
+fn limit_reach(workers: &mut Vec<Worker>, devices: &[DeviceLoad], costs: &UpdateCosts) -> Result<(), BalanceError> {
     let cap = |worker: &Worker| devices[worker.device].max_tokens.unwrap_or(u32::MAX);
     if workers.iter().all(|worker| cap(worker) >= costs.longest) {
         return Ok(());
@@ -131,7 +131,7 @@ fn limit_reach(workers: &mut Vec<Worker>, devices: &[DeviceLoad], costs: &Update
         largest_cap = largest_cap.max(cap);
     }
     if largest_cap < costs.longest {
-        return Err(DataError::SampleTooLong { sample_tokens: costs.longest, largest_cap_tokens: largest_cap });
+        return Err(BalanceError::SampleTooLong { sample_tokens: costs.longest, largest_cap_tokens: largest_cap });
     }
     workers.retain(|worker| worker.reach > 0);
     workers.sort_by_key(|worker| worker.reach);

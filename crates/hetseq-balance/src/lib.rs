@@ -1,0 +1,18 @@
+//! Who computes which part of an update, and how long that will take.
+
+pub mod drift;
+pub mod error;
+pub mod network;
+pub mod planner;
+pub mod predict;
+pub mod profile;
+pub mod share;
+pub mod table;
+
+pub use error::BalanceError;
+pub use network::{exchange_seconds, ownership, ring_seconds};
+pub use planner::{Done, Plan, Planner, Replanned, Split, Work};
+pub use predict::{DevicePrediction, Prediction, RankPrediction, without};
+pub use profile::{DeviceProfile, Line, Profile, RankProfile};
+pub use share::Share;
+pub use table::{CostTable, Point};

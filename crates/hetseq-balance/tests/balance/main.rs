@@ -1,0 +1,4 @@
+//! What the trainer relies on, tested through the public interface. One binary, so that it links once.
+
+#[cfg(test)]
+mod share;
