@@ -43,8 +43,27 @@ pub enum Event {
         /// The part of it in which a rank, the slowest in this, waited for its samples to be read.
         #[serde(default)]
         data_wait_s: f64,
+        /// What the plan expected `seconds` to be.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        predicted_s: Option<f64>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         checksum: Option<String>,
+    },
+    /// Who does how much was decided, at the start or anew, because devices have become faster or slower.
+    Plan {
+        /// The first update that is shared so.
+        update: u64,
+        /// What an update is expected to take.
+        predicted_s: f64,
+        /// What it would have taken without the change, and how much less that is: 0.08 is 8 %. None for the first plan.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        before_s: Option<f64>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gain: Option<f64>,
+        /// Of each device in the order of `Workers`, in this update.
+        samples: Vec<u64>,
+        /// How many times as long as measured at the start each device takes.
+        factors: Vec<f64>,
     },
     Valid {
         update: u64,
@@ -69,7 +88,14 @@ pub enum Event {
     /// Who does how much, since the start of this process group. Emitted now and then, and at the end.
     Workers {
         update: u64,
+        /// How many updates it is about, and how long they took.
+        #[serde(default)]
+        updates: u64,
+        #[serde(default)]
+        wall_s: f64,
         workers: Vec<WorkerReport>,
+        #[serde(default)]
+        ranks: Vec<RankReport>,
     },
     Warning {
         message: String,
@@ -115,6 +141,26 @@ pub struct WorkerReport {
     pub share: f64,
     /// Own speed while computing.
     pub samples_per_second: f64,
-    /// The part of the time in which it did not compute.
+    /// The part of the time in which it neither computed nor its rank did anything else than wait for others.
     pub idle: f64,
+    /// How long it computed, in all.
+    #[serde(default)]
+    pub compute_s: f64,
+}
+
+/// Where one rank's time went, in all.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    pub rank: usize,
+    pub host: String,
+    /// Until its slowest device was done.
+    pub compute_s: f64,
+    /// Waiting for samples.
+    pub data_s: f64,
+    /// Moving gradients.
+    pub exchange_s: f64,
+    /// Waiting for other ranks, or for the line.
+    pub wait_s: f64,
+    /// Adding its devices up, the optimizer, loading parameters.
+    pub host_s: f64,
 }

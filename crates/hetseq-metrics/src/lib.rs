@@ -7,7 +7,7 @@ mod format;
 pub mod sink;
 mod workers;
 
-pub use event::{Change, Event, WorkerReport};
+pub use event::{Change, Event, RankReport, WorkerReport};
 pub use format::{bytes, duration, median, thousands};
 pub use sink::{Console, Journal, Sink};
-pub use workers::Workers;
+pub use workers::{RankSeconds, Workers};

@@ -152,6 +152,13 @@ impl Sink for Console {
                 self.valids.retain(|(at, _)| at > update);
             }
             Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
+            Event::Plan { update, gain: Some(gain), predicted_s, .. } => self.print(&format!(
+                "re-planned for update {}: updates should take {} now, {:.0} % less than with the old shares",
+                thousands(*update),
+                duration(*predicted_s),
+                100.0 * gain
+            )),
+            Event::Plan { .. } => {}
             Event::Warning { message } => self.print(&format!("warning: {message}")),
             Event::EarlyStop { update, message, .. } => {
                 self.print(&format!("ending early, after update {}: {message}", thousands(*update)));
@@ -214,6 +221,7 @@ mod tests {
                 lr: 0.1,
                 seconds: 2.0,
                 data_wait_s: 0.006,
+                predicted_s: None,
                 checksum: None,
             };
             console.event(&event).unwrap();

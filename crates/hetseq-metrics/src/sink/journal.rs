@@ -105,6 +105,7 @@ mod tests {
             lr: 0.1,
             seconds: 0.01,
             data_wait_s: 0.001,
+            predicted_s: None,
             checksum: None,
         }
     }
