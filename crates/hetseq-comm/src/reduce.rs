@@ -6,6 +6,7 @@
 mod chunks;
 mod direct;
 mod late;
+mod own;
 mod ring;
 
 use std::fmt;
@@ -19,8 +20,9 @@ use crate::mesh::{Exchange, Mesh};
 use crate::outgoing::{Outgoing, Step};
 use crate::shards::Shards;
 
+pub use late::Summed;
 pub(crate) use late::all_reduce_late;
-pub use late::{Contribution, Summed};
+pub use own::Contribution;
 
 use direct::{Direct, From};
 use ring::Ring;

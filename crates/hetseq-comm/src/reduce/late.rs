@@ -9,32 +9,24 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::buffers::Payload;
 use crate::codec::{Codec, Wire};
 use crate::error::CommError;
 use crate::frame::{CHUNK_BYTES, Kind};
-use crate::mesh::{Exchange, Failure, Mesh};
+use crate::mesh::{Exchange, Mesh};
 use crate::outgoing::Step;
 use crate::shards::Shards;
 
 use super::chunks::Chunks;
+use super::own::{Awaiting, Contribution, Fault, Own};
 use super::{AGREE_LIMIT_BYTES, Route};
 
 /// Results that were sent to one peer and soon go to the next; a peer that is further behind has them encoded again.
 const REMEMBERED: usize = 8;
 /// More than one is taken at a time, so that what was kept is added up while more comes.
 const ADDED_AT_ONCE: usize = 2;
-
-/// What one rank adds to a sum.
-#[derive(Clone, Debug, Default)]
-pub struct Contribution {
-    /// Small, for everybody: the update header. 64 MiB is the limit.
-    pub note: Vec<u8>,
-    /// As many values as the shards cover.
-    pub data: Vec<f32>,
-}
 
 /// What all ranks contributed.
 #[derive(Clone, Debug)]
@@ -49,27 +41,6 @@ pub struct Summed {
     pub busy: Duration,
 }
 
-/// Either this rank's own fault or the others'.
-enum Fault<E> {
-    Own(E),
-    Group(CommError),
-}
-
-impl<E> From<CommError> for Fault<E> {
-    fn from(error: CommError) -> Fault<E> {
-        Fault::Group(error)
-    }
-}
-
-impl<E> Failure for Fault<E> {
-    fn reason(&self) -> String {
-        match self {
-            Fault::Own(_) => "it could not compute its part of the sum; see its log".to_owned(),
-            Fault::Group(error) => error.to_string(),
-        }
-    }
-}
-
 /// See [`crate::Group::all_reduce_late`].
 pub(crate) fn all_reduce_late<E: From<CommError>>(
     mesh: &mut Mesh,
@@ -78,7 +49,7 @@ pub(crate) fn all_reduce_late<E: From<CommError>>(
     route: Route,
     mine: impl FnMut() -> Result<Option<Contribution>, E>,
 ) -> Result<Summed, E> {
-    let own = Own { mine, len: shards.len(), given: None };
+    let own = Own::new(mine, shards.len());
     let direct = mesh.world() > 1 && route.choose(wire, shards) == Route::Direct;
     let summed = mesh.run(Kind::AllReduceLate, |mesh, step| {
         if direct {
@@ -105,74 +76,6 @@ pub(crate) fn all_reduce_late<E: From<CommError>>(
     }
     let (waited, took) = given.map_or_else(Default::default, |given| (mesh.asleep - given.asleep, given.at.elapsed()));
     Ok(Summed { notes, data, waited, busy: took.saturating_sub(waited) })
-}
-
-/// This rank's contribution, from the one who computes it.
-struct Own<F> {
-    mine: F,
-    len: usize,
-    given: Option<Given>,
-}
-
-/// When it was given, and how long this rank had slept until then.
-#[derive(Clone, Copy)]
-struct Given {
-    at: Instant,
-    asleep: Duration,
-}
-
-impl<F, E> Own<F>
-where
-    F: FnMut() -> Result<Option<Contribution>, E>,
-{
-    /// Asks for it, unless it was given before.
-    fn ask(&mut self, mesh: &Mesh) -> Result<Option<Contribution>, Fault<E>> {
-        if self.given.is_some() {
-            return Ok(None);
-        }
-        let Some(contribution) = (self.mine)().map_err(Fault::Own)? else { return Ok(None) };
-        let misuse = |what| CommError::Misuse { operation: "all_reduce_late", what };
-        if contribution.data.len() != self.len {
-            return Err(misuse(format!("{} values for a sum of {}", contribution.data.len(), self.len)).into());
-        }
-        if contribution.note.len() > AGREE_LIMIT_BYTES {
-            let bytes = contribution.note.len();
-            return Err(misuse(format!("a note of {bytes} bytes, the limit is {AGREE_LIMIT_BYTES}")).into());
-        }
-        self.given = Some(Given { at: Instant::now(), asleep: mesh.asleep });
-        Ok(Some(contribution))
-    }
-}
-
-/// Nothing but the wait for the own contribution, while others may fail.
-struct Awaiting<F> {
-    rank: usize,
-    own: Own<F>,
-    contribution: Option<Contribution>,
-}
-
-impl<F, E> Exchange for Awaiting<F>
-where
-    F: FnMut() -> Result<Option<Contribution>, E>,
-{
-    type Error = Fault<E>;
-
-    fn advance(&mut self, mesh: &Mesh, _: Step) -> Result<bool, Fault<E>> {
-        self.contribution = self.own.ask(mesh)?;
-        Ok(false)
-    }
-
-    fn awaited(&self) -> Option<usize> {
-        self.own.given.is_none().then_some(self.rank)
-    }
-
-    fn is_computing(&self) -> bool {
-        true
-    }
-
-    fn leaves_unsent(&self) -> bool {
-        true
-    }
 }
 
 /// The exchange by the direct route.
