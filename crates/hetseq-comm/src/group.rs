@@ -12,9 +12,10 @@ use crate::link::End;
 use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::place::Place;
-use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES, Route};
+use crate::reduce::{self, AGREE_LIMIT_BYTES, Contribution, MESSAGE_LIMIT_BYTES, Route, Summed};
 use crate::rendezvous::Doorkeeper;
 use crate::shards::Shards;
+use crate::signal::Waker;
 use crate::{local, rendezvous};
 
 /// The ranks that train together. Immutable: a change of membership is a new group.
@@ -101,6 +102,33 @@ impl Group {
     pub fn all_reduce(&mut self, data: &mut [f32], shards: &Shards, wire: Wire, route: Route) -> Result<(), CommError> {
         self.check_shards("all_reduce", data.len(), shards)?;
         reduce::all_reduce(&mut self.mesh, data, shards, wire, route)
+    }
+
+    /// The sum of [`Group::all_reduce`], with the same bits, for a rank that still computes what it contributes: it waits
+    /// inside, so that the others' exchange goes on while it computes. `mine` is asked again and again, whenever something
+    /// may have changed (frames came, [`Waker::wake`]; after a second in any case), until it gives this rank's contribution;
+    /// it must not block for long. Its error ends the call, and the group counts as failed: abort it with a reason.
+    ///
+    /// What the others contribute to this rank's part meanwhile is kept: at most their `world - 1` times that part, as it is
+    /// on the wire. On return this rank has everything; what slow lines have not taken yet, at most the result of its own part,
+    /// leaves during the next collective, between them, or on [`Group::close`]. The limit on progress counts from when this
+    /// rank's contribution was given; a peer that dies is reported before, too.
+    ///
+    /// All that is for the direct route: over the ring everybody's contribution is awaited first.
+    pub fn all_reduce_late<E: From<CommError>>(
+        &mut self,
+        shards: &Shards,
+        wire: Wire,
+        route: Route,
+        mine: impl FnMut() -> Result<Option<Contribution>, E>,
+    ) -> Result<Summed, E> {
+        self.check_shards("all_reduce_late", shards.len(), shards)?;
+        reduce::all_reduce_late(&mut self.mesh, shards, wire, route, mine)
+    }
+
+    /// Ends this rank's sleep in [`Group::all_reduce_late`], from any thread.
+    pub fn waker(&self) -> Waker {
+        self.mesh.waker()
     }
 
     /// Sums over ranks: afterwards `data[shards.of(rank)]` holds the sum, added in rank order in f32.

@@ -54,6 +54,7 @@ mod seal;
 mod secret;
 mod secret_file;
 mod shards;
+mod signal;
 mod socket;
 mod tcp;
 
@@ -64,6 +65,7 @@ pub use group::Group;
 pub use identity::Identity;
 pub use options::Options;
 pub use place::{Place, PlaceFlags, Rendezvous};
-pub use reduce::Route;
+pub use reduce::{Contribution, Route, Summed};
 pub use secret::Secret;
 pub use shards::Shards;
+pub use signal::Waker;

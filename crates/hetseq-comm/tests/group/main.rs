@@ -6,6 +6,7 @@
 mod collectives;
 mod directory;
 mod failure;
+mod late;
 mod meeting;
 mod ranks;
 mod sealed;
