@@ -43,10 +43,11 @@ pub(crate) enum Kind {
     Barrier = 21,
     AllReduce = 22,
     AllReduceLate = 23,
+    MeasureLines = 24,
 }
 
 impl Kind {
-    const ALL: [Kind; 12] = [
+    const ALL: [Kind; 13] = [
         Kind::Handshake,
         Kind::Heartbeat,
         Kind::Goodbye,
@@ -59,6 +60,7 @@ impl Kind {
         Kind::Barrier,
         Kind::AllReduce,
         Kind::AllReduceLate,
+        Kind::MeasureLines,
     ];
 
     /// The name that error messages use; for collectives that of the method on `Group`.
@@ -76,6 +78,7 @@ impl Kind {
             Kind::Barrier => "barrier",
             Kind::AllReduce => "all_reduce",
             Kind::AllReduceLate => "all_reduce_late",
+            Kind::MeasureLines => "measure_lines",
         }
     }
 }

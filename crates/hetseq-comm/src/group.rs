@@ -4,10 +4,12 @@
 //! failing to `mesh.rs`. The trainer owns one group and calls it from one thread.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::codec::Wire;
 use crate::error::CommError;
 use crate::identity::Identity;
+use crate::lines::Line;
 use crate::link::End;
 use crate::mesh::Mesh;
 use crate::options::Options;
@@ -16,7 +18,7 @@ use crate::reduce::{self, AGREE_LIMIT_BYTES, Contribution, MESSAGE_LIMIT_BYTES, 
 use crate::rendezvous::Doorkeeper;
 use crate::shards::Shards;
 use crate::signal::Waker;
-use crate::{local, rendezvous};
+use crate::{local, measure, rendezvous};
 
 /// The ranks that train together. Immutable: a change of membership is a new group.
 ///
@@ -157,6 +159,12 @@ impl Group {
             self.check_bytes("broadcast_bytes", data.len(), MESSAGE_LIMIT_BYTES)?;
         }
         reduce::broadcast_bytes(&mut self.mesh, root, data)
+    }
+
+    /// How fast the line of each rank is, in rank order and equal on all ranks. Pairs swap blocks of up to 16 MiB, each rank
+    /// with up to 8 others in turn, for about `budget` in all; at least one block of 256 KiB each, however long that takes.
+    pub fn measure_lines(&mut self, budget: Duration) -> Result<Vec<Line>, CommError> {
+        measure::measure_lines(&mut self.mesh, budget)
     }
 
     /// Returns once every rank has called it.

@@ -335,6 +335,12 @@ impl Mesh {
         Err(self.part_size(step, peer, named(sent), named(due)))
     }
 
+    /// A message of another length than all ranks' agree on.
+    pub(crate) fn unlike(&self, kind: Kind, peer: usize, sent: usize, due: usize) -> CommError {
+        let named = |bytes| format!("{bytes} bytes");
+        self.part_size(Step { kind, sequence: self.sequence }, peer, named(sent), named(due))
+    }
+
     /// A frame which shows that the peer's vector or shards are not ours.
     pub(crate) fn part_size(&self, step: Step, rank: usize, sent: String, due: String) -> CommError {
         let (host, moment) = (self.hosts[rank].clone(), self.moment(step));

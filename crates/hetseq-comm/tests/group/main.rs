@@ -7,6 +7,7 @@ mod collectives;
 mod directory;
 mod failure;
 mod late;
+mod lines;
 mod meeting;
 mod ranks;
 mod sealed;
