@@ -7,6 +7,7 @@ pub mod planner;
 pub mod predict;
 pub mod profile;
 pub mod share;
+pub mod simulate;
 pub mod table;
 
 pub use error::BalanceError;
@@ -15,4 +16,5 @@ pub use planner::{Done, Plan, Planner, Replanned, Split, Work};
 pub use predict::{DevicePrediction, Prediction, RankPrediction, without};
 pub use profile::{DeviceProfile, Line, Profile, RankProfile};
 pub use share::Share;
+pub use simulate::{Setup, Simulation, simulate};
 pub use table::{CostTable, Point};

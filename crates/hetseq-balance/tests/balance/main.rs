@@ -2,3 +2,5 @@
 
 #[cfg(test)]
 mod share;
+#[cfg(test)]
+mod simulate;
