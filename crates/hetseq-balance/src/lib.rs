@@ -2,6 +2,7 @@
 
 pub mod drift;
 pub mod error;
+pub mod forecast;
 pub mod network;
 pub mod planner;
 pub mod predict;
@@ -11,6 +12,7 @@ pub mod simulate;
 pub mod table;
 
 pub use error::BalanceError;
+pub use forecast::{Forecast, forecast};
 pub use network::{exchange_seconds, ownership, ring_seconds};
 pub use planner::{Done, Plan, Planner, Replanned, Split, Work};
 pub use predict::{DevicePrediction, Prediction, RankPrediction, without};
