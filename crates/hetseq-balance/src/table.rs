@@ -1,8 +1,26 @@
-//! What micro-batches cost on a device: measured points, and interpolation between them.
+//! What micro-batches cost on a device: measured points, and everything between and beyond them.
+//!
+//! Pure, and made of integers, so that all ranks read the same seconds from the same points. Filled by whoever measures
+//! (the trainer's probe, or a person who writes a profile); asked by `share` and the predictions. It knows nothing of
+//! drift: what it says is multiplied by the device's factor elsewhere.
+//!
+//! Seconds are piecewise linear in the samples of a micro-batch, and linear between measured lengths. Beyond what was
+//! measured nothing is promised that was not seen: time per sample never falls below the last measured one. More samples
+//! never cost less, whatever noise was measured, so that the samples that fit into a time can be found.
 
-use serde::{Deserialize, Serialize};
+pub(crate) mod curve;
+mod grid;
+mod stored;
 
 use crate::error::BalanceError;
+pub(crate) use curve::Curve;
+use grid::{Beyond, Grid};
+use serde::{Deserialize, Serialize};
+
+/// A number of samples whose time per sample is so close to the least is as good as the best.
+const AS_GOOD: f64 = 1.02;
+/// Beyond these a speed is no measurement. They keep every product and sum of seconds well inside f64.
+const SPEED_LIMITS: (f64, f64) = (1e-15, 1e15);
 
 /// A micro-batch that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,14 +36,19 @@ pub struct Point {
 }
 
 /// What micro-batches cost on a device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+///
+/// In JSON a list of [`Point`]s, or a plain number if nothing was measured: tokens per second.
+#[derive(Clone, Debug, PartialEq)]
 pub struct CostTable {
     points: Vec<Point>,
+    /// Counts only without points.
     tokens_per_s: f64,
+    seconds: Grid,
+    bytes: Grid,
 }
 
 impl CostTable {
-    /// From measured points. Where the same micro-batch was measured twice, the smaller time counts.
+    /// From measured points, in any order. Where the same micro-batch was measured twice, the smaller time counts.
     pub fn new(mut points: Vec<Point>) -> Result<CostTable, BalanceError> {
         if points.is_empty() {
             return Err(BalanceError::EmptyTable);
@@ -34,13 +57,28 @@ impl CostTable {
             return Err(BalanceError::EmptyPoint { samples, tokens });
         }
         points.sort_by_key(|p| (p.tokens, p.samples, p.micros));
-        points.dedup_by_key(|p| (p.tokens, p.samples));
-        Ok(CostTable { points, tokens_per_s: 1.0 })
+        // The first of equals stays, which is the fastest; of memory the most.
+        points.dedup_by(|slower, p| {
+            let same = (slower.tokens, slower.samples) == (p.tokens, p.samples);
+            p.bytes = if same { p.bytes.max(slower.bytes) } else { p.bytes };
+            same
+        });
+        // Zero is a clock that is too coarse.
+        let seconds = |p: &Point| Some(p.micros.max(1) as f64 * 1e-6);
+        let bytes = |p: &Point| (p.bytes > 0).then_some(p.bytes as f64);
+        Ok(CostTable {
+            seconds: Grid::new(&points, seconds, Beyond::Seconds),
+            bytes: Grid::new(&points, bytes, Beyond::Bytes),
+            tokens_per_s: 1.0,
+            points,
+        })
     }
 
-    /// Nothing measured: time is tokens divided by the speed.
+    /// Nothing measured: time is tokens divided by the speed. What is no positive number counts as hopelessly slow.
     pub fn proportional(tokens_per_s: f64) -> CostTable {
-        CostTable { points: Vec::new(), tokens_per_s }
+        // In this order NaN becomes the lower limit.
+        let tokens_per_s = tokens_per_s.max(SPEED_LIMITS.0).min(SPEED_LIMITS.1);
+        CostTable { points: Vec::new(), tokens_per_s, seconds: Grid::default(), bytes: Grid::default() }
     }
 
     /// Whether there are measured points.
@@ -55,30 +93,86 @@ impl CostTable {
 
     /// Of a micro-batch of so many samples, padded to so many tokens each.
     pub fn seconds(&self, samples: u32, tokens: u32) -> f64 {
-        let work = f64::from(samples) * f64::from(tokens);
-        let nearest = self.points.iter().min_by_key(|p| (p.tokens.abs_diff(tokens), p.samples.abs_diff(samples)));
-        match nearest {
-            Some(p) => p.micros as f64 * 1e-6 * work / (f64::from(p.samples) * f64::from(p.tokens)),
-            None => work / self.tokens_per_s,
+        if samples == 0 {
+            return 0.0;
+        }
+        match self.is_measured() {
+            true => self.seconds.at(samples, tokens.max(1)),
+            false => f64::from(samples) * f64::from(tokens.max(1)) / self.tokens_per_s,
         }
     }
 
-    /// Memory of such a micro-batch; 0 if unknown.
+    /// The most memory of the process while it computes such a micro-batch, rather too much than too little; 0 if unknown.
     pub fn bytes(&self, samples: u32, tokens: u32) -> u64 {
-        let fits = |p: &&Point| p.samples >= samples && p.tokens >= tokens;
-        self.points.iter().filter(fits).map(|p| p.bytes).min().unwrap_or(0)
+        // The cast stops at the largest number.
+        if self.bytes.is_empty() { 0 } else { self.bytes.at(samples.max(1), tokens.max(1)).ceil() as u64 }
     }
 
-    /// The number of samples with the least time per sample.
+    /// The number of samples with the least time per sample, within what was measured for samples of this length; of those
+    /// within 2 % of the least, the smallest. One if nothing was measured.
     pub fn best_samples(&self, tokens: u32) -> u32 {
-        let per_sample = |samples: u32| self.seconds(samples, tokens) / f64::from(samples);
-        let samples = self.points.iter().map(|p| p.samples);
-        samples.min_by(|&a, &b| per_sample(a).total_cmp(&per_sample(b)).then(a.cmp(&b))).unwrap_or(1)
+        if self.is_measured() { self.best_up_to(self.measured_samples(tokens.max(1)), tokens) } else { 1 }
     }
 
-    /// The most samples whose memory fits; 0 if not even one does.
+    /// The most samples whose memory fits; 0 if not even one does, `u32::MAX` if the memory is unknown.
     pub fn largest_samples(&self, tokens: u32, limit_bytes: u64) -> u32 {
-        let fits = |samples: &u32| self.bytes(*samples, tokens) <= limit_bytes;
-        self.points.iter().map(|p| p.samples).filter(fits).max().unwrap_or(0)
+        let fits = |samples: u32| self.bytes(samples, tokens) <= limit_bytes;
+        if fits(u32::MAX) {
+            return u32::MAX;
+        }
+        // `low` fits, or is none; `high` does not.
+        let (mut low, mut high) = (0, u32::MAX);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if fits(middle) { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    /// How many samples a device should compute at a time if it may at most `cap`: that many, unless fewer take less time
+    /// each. No smaller number than what this returns takes less time per sample.
+    pub(crate) fn samples_at_a_time(&self, tokens: u32, cap: u32) -> u32 {
+        if !self.is_measured() || cap <= 1 {
+            return cap.max(1);
+        }
+        let each = |samples: u32| self.seconds(samples, tokens) / f64::from(samples);
+        let least = self.seconds.counts().iter().map(|&count| each(count.min(cap))).fold(f64::INFINITY, f64::min);
+        if each(cap) <= least { cap } else { self.best_up_to(cap, tokens) }
+    }
+
+    /// Seconds as a function of samples alone.
+    pub(crate) fn curve(&self, tokens: u32) -> Curve {
+        match self.is_measured() {
+            true => self.seconds.curve(tokens.max(1)),
+            false => Curve::proportional(f64::from(tokens.max(1)) / self.tokens_per_s),
+        }
+    }
+
+    fn best_up_to(&self, limit: u32, tokens: u32) -> u32 {
+        let each = |samples: u32| self.seconds(samples, tokens) / f64::from(samples);
+        // Between two numbers on the grid, time per sample only rises or only falls.
+        let counts = || self.seconds.counts().iter().copied().filter(|&count| count < limit).chain([limit]);
+        let least = counts().map(each).fold(f64::INFINITY, f64::min);
+        counts().find(|&count| each(count) <= least * AS_GOOD).unwrap_or(limit)
+    }
+
+    /// How many samples of this length were measured, or would have fitted. If memory grows with the tokens of a
+    /// micro-batch and with the square of a sample's, what fits is the harmonic mean between two lengths.
+    fn measured_samples(&self, tokens: u32) -> u32 {
+        let most =
+            |of_length: &[Point]| of_length.last().map_or((1.0, 1.0), |p| (f64::from(p.tokens), f64::from(p.samples)));
+        let mut lower: Option<(f64, f64)> = None;
+        let tokens = f64::from(tokens);
+        for (length, samples) in self.points.chunk_by(|a, b| a.tokens == b.tokens).map(most) {
+            if length >= tokens {
+                let Some((shorter, more)) = lower else { return samples as u32 };
+                let part = (tokens - shorter) / (length - shorter);
+                let fitting_tokens = 1.0 / ((1.0 - part) / (shorter * more) + part / (length * samples));
+                return ((fitting_tokens / tokens) as u32).max(1);
+            }
+            lower = Some((length, samples));
+        }
+        let (length, samples) = lower.unwrap_or((1.0, 1.0));
+        ((length * samples / tokens) as u32).max(1)
     }
 }

@@ -6,3 +6,5 @@ mod forecast;
 mod share;
 #[cfg(test)]
 mod simulate;
+#[cfg(test)]
+mod table;

@@ -1,0 +1,142 @@
+//! Seconds as a function of the samples in a micro-batch, all of one length; and its inverse.
+//!
+//! A rising broken line. Made by the table, asked by `share` thousands of times for each update.
+
+/// The value at `x` of the broken line through (`xs`, `y`). Beyond the last knot it goes on by the last slope, at least in
+/// proportion; before the first by the first slope, but so that it is not below zero at zero.
+pub(super) fn along(xs: &[u32], y: impl Fn(usize) -> f64, x: f64) -> f64 {
+    let at = |i: usize| f64::from(xs[i]);
+    let slope = |i: usize| (y(i + 1) - y(i)) / (at(i + 1) - at(i));
+    let last = xs.len() - 1;
+    if x <= at(0) {
+        let start = if last == 0 { 0.0 } else { start(at(0), y(0), slope(0)) };
+        return (start + (y(0) - start) * (x / at(0))).min(y(0));
+    }
+    if x >= at(last) {
+        return y(last) + steepness(at(last), y(last), if last == 0 { 0.0 } else { slope(last - 1) }) * (x - at(last));
+    }
+    let high = xs.partition_point(|&knot| f64::from(knot) < x);
+    let (below, above) = (y(high - 1), y(high));
+    if x == at(high) { above } else { (below + slope(high - 1) * (x - at(high - 1))).min(below.max(above)) }
+}
+
+/// Where the first line meets zero samples.
+fn start(x: f64, y: f64, slope: f64) -> f64 {
+    (y - slope.max(0.0) * x).max(0.0)
+}
+
+fn steepness(x: f64, y: f64, slope: f64) -> f64 {
+    slope.max(y / x)
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Curve {
+    /// Of no samples, if that were a micro-batch.
+    start: f64,
+    /// (samples, seconds); both ascend, seconds perhaps not strictly.
+    knots: Vec<(f64, f64)>,
+    /// Seconds per sample beyond the last knot.
+    beyond: f64,
+}
+
+impl Curve {
+    /// Through at least one knot with more than zero samples and seconds; both must ascend.
+    pub(super) fn new(knots: Vec<(f64, f64)>) -> Curve {
+        let slope = |i: usize| (knots[i + 1].1 - knots[i].1) / (knots[i + 1].0 - knots[i].0);
+        let last = knots.len() - 1;
+        let (first_slope, last_slope) = if last == 0 { (f64::INFINITY, 0.0) } else { (slope(0), slope(last - 1)) };
+        Curve {
+            start: start(knots[0].0, knots[0].1, first_slope),
+            beyond: steepness(knots[last].0, knots[last].1, last_slope),
+            knots,
+        }
+    }
+
+    pub(super) fn proportional(seconds_per_sample: f64) -> Curve {
+        Curve { start: 0.0, knots: vec![(1.0, seconds_per_sample)], beyond: seconds_per_sample }
+    }
+
+    pub(crate) fn seconds(&self, samples: f64) -> f64 {
+        let mut from = (0.0, self.start);
+        if samples <= 0.0 {
+            return 0.0;
+        }
+        for &knot in &self.knots {
+            if samples <= knot.0 {
+                let part = (samples - from.0) / (knot.0 - from.0);
+                return if samples == knot.0 { knot.1 } else { (from.1 + (knot.1 - from.1) * part).min(knot.1) };
+            }
+            from = knot;
+        }
+        from.1 + self.beyond * (samples - from.0)
+    }
+
+    /// The most samples that are done in so many seconds, parts of a sample included.
+    pub(crate) fn samples(&self, seconds: f64) -> f64 {
+        let mut from = (0.0, self.start);
+        if seconds < self.start || seconds.is_nan() {
+            return 0.0;
+        }
+        for &knot in &self.knots {
+            if seconds < knot.1 {
+                return from.0 + (knot.0 - from.0) * ((seconds - from.1) / (knot.1 - from.1));
+            }
+            from = knot;
+        }
+        from.0 + (seconds - from.1) / self.beyond
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::table::{CostTable, Point};
+    use proptest::prelude::*;
+
+    fn any_table() -> impl Strategy<Value = CostTable> {
+        let point = (1u32..100, 1u32..600, 0u64..1_000_000);
+        let point = point.prop_map(|(samples, tokens, micros)| Point { samples, tokens, micros, bytes: 0 });
+        prop_oneof![
+            4 => prop::collection::vec(point, 1..12).prop_map(|points| CostTable::new(points).unwrap()),
+            1 => (1e-3f64..1e6).prop_map(CostTable::proportional),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_curve_says_what_its_table_says(table in any_table(), samples in 1u32..300, tokens in 1u32..900) {
+            let (curve, table) = (table.curve(tokens).seconds(f64::from(samples)), table.seconds(samples, tokens));
+            prop_assert!((curve - table).abs() <= table * 1e-12, "{curve} and {table}");
+        }
+
+        #[test]
+        fn what_is_done_in_time_takes_no_longer(table in any_table(), tokens in 1u32..900, part in 0.0f64..3.0) {
+            let curve = table.curve(tokens);
+            let seconds = part * table.seconds(100, tokens);
+            let samples = curve.samples(seconds);
+            prop_assert!(samples >= 0.0 && samples.is_finite());
+            if samples > 0.0 {
+                prop_assert!(curve.seconds(samples) <= seconds * (1.0 + 1e-12) + 1e-15);
+            }
+            // And it is the most: a little more takes longer.
+            let more = samples * (1.0 + 1e-9) + 1e-9;
+            prop_assert!(curve.seconds(more) >= seconds * (1.0 - 1e-12));
+        }
+
+        #[test]
+        fn nothing_smaller_takes_less_time_each(table in any_table(), tokens in 1u32..900, cap in 1u32..200) {
+            let best = table.samples_at_a_time(tokens, cap);
+            prop_assert!(best >= 1 && best <= cap);
+            let each = |samples: u32| table.seconds(samples, tokens) / f64::from(samples);
+            for fewer in 1..best {
+                prop_assert!(each(fewer) >= each(best) * (1.0 - 1e-9), "{fewer} of {best}");
+            }
+        }
+    }
+
+    #[test]
+    fn strange_seconds_are_no_samples() {
+        let curve = CostTable::proportional(10.0).curve(20);
+        assert_eq!([f64::NAN, -1.0, 0.0, 2.0].map(|seconds| curve.samples(seconds)), [0.0, 0.0, 0.0, 1.0]);
+    }
+}

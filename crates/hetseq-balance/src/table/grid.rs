@@ -1,0 +1,137 @@
+//! Measured values as a full grid of lengths and numbers of samples.
+//!
+//! Points are measured where there is time and memory for it, so rows (lengths) may have different columns (samples). A
+//! row gets the columns that it lacks by its own line, which changes nothing of it. Called by the table only.
+
+use super::Point;
+use super::curve::{Curve, along};
+
+/// How values go on where nothing was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Beyond {
+    /// By the last slope, at least in proportion; towards zero by the first slope, never below zero.
+    Seconds,
+    /// Rather too much: steeper than any slope that was seen, and no less than the least that was.
+    Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Grid {
+    lengths: Vec<u32>,
+    counts: Vec<u32>,
+    /// By length, then by count; never falls along either.
+    values: Vec<f64>,
+    beyond: Beyond,
+}
+
+impl Default for Grid {
+    fn default() -> Self {
+        Grid { lengths: Vec::new(), counts: Vec::new(), values: Vec::new(), beyond: Beyond::Seconds }
+    }
+}
+
+impl Grid {
+    /// From points that are sorted by length and samples, of which those count that have a value.
+    pub(super) fn new(points: &[Point], value: impl Fn(&Point) -> Option<f64>, beyond: Beyond) -> Grid {
+        let known: Vec<(u32, u32, f64)> =
+            points.iter().filter_map(|p| value(p).map(|value| (p.tokens, p.samples, value))).collect();
+        let mut counts: Vec<u32> = known.iter().map(|&(_, samples, _)| samples).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        let rows: Vec<&[(u32, u32, f64)]> = known.chunk_by(|a, b| a.0 == b.0).collect();
+        let lengths = rows.iter().map(|row| row[0].0).collect();
+
+        let mut values = vec![0.0; rows.len() * counts.len()];
+        let width = counts.len();
+        // From the longest: what is not measured of a row costs no more than the same of longer samples.
+        for (at, row) in rows.iter().enumerate().rev() {
+            let samples: Vec<u32> = row.iter().map(|&(_, samples, _)| samples).collect();
+            let mut highest = 0.0f64;
+            for (column, &count) in counts.iter().enumerate() {
+                let mut value = beyond.along(&samples, |i| row[i].2, count);
+                if count > samples[samples.len() - 1] && at + 1 < rows.len() {
+                    value = value.min(values[(at + 1) * width + column]);
+                }
+                highest = highest.max(value);
+                values[at * width + column] = highest;
+            }
+        }
+        for at in width..values.len() {
+            values[at] = values[at].max(values[at - width]);
+        }
+        Grid { lengths, counts, values, beyond }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    pub(super) fn counts(&self) -> &[u32] {
+        &self.counts
+    }
+
+    /// The value of so many samples of so many tokens. The same as by [`Grid::curve`], without making one.
+    pub(super) fn at(&self, samples: u32, tokens: u32) -> f64 {
+        let mut highest = 0.0f64;
+        let mut rising = |column: usize| {
+            highest = highest.max(self.column_at(column, tokens));
+            highest
+        };
+        if self.beyond == Beyond::Bytes {
+            let columns: Vec<f64> = (0..self.counts.len()).map(rising).collect();
+            return self.beyond.along(&self.counts, |column| columns[column], samples);
+        }
+        // Two columns make the line that the value lies on: those around it, or the first or last two.
+        let above = self.counts.partition_point(|&count| count < samples);
+        let end = (above + 1).max(2).min(self.counts.len());
+        let mut pair = [0.0; 2];
+        for column in 0..end {
+            pair = [pair[1], rising(column)];
+        }
+        let known = end.min(2);
+        self.beyond.along(&self.counts[end - known..end], |i| pair[2 - known + i], samples)
+    }
+
+    /// Seconds of samples of one length.
+    pub(super) fn curve(&self, tokens: u32) -> Curve {
+        let mut highest = 0.0f64;
+        let knot = |(column, &count): (usize, &u32)| {
+            highest = highest.max(self.column_at(column, tokens));
+            (f64::from(count), highest)
+        };
+        Curve::new(self.counts.iter().enumerate().map(knot).collect())
+    }
+
+    fn column_at(&self, column: usize, tokens: u32) -> f64 {
+        let width = self.counts.len();
+        let value = |row: usize| self.values[row * width + column];
+        match self.beyond {
+            Beyond::Bytes if self.lengths.last().is_some_and(|&longest| tokens > longest) => {
+                // Attention grows with the square: a line through two points of a parabola would be too low.
+                let longest = f64::from(self.lengths[self.lengths.len() - 1]);
+                let line = self.beyond.along(&self.lengths, value, tokens);
+                let last = value(self.lengths.len() - 1);
+                last + (line - last) * (f64::from(tokens) / longest)
+            }
+            beyond => beyond.along(&self.lengths, value, tokens),
+        }
+    }
+}
+
+impl Beyond {
+    fn along(self, xs: &[u32], y: impl Fn(usize) -> f64, x: u32) -> f64 {
+        let last = xs.len() - 1;
+        match self {
+            Beyond::Seconds => along(xs, y, f64::from(x)),
+            Beyond::Bytes if x <= xs[0] => y(0),
+            Beyond::Bytes if x > xs[last] && last > 0 => {
+                let slope = |i: usize| (y(i + 1) - y(i)) / f64::from(xs[i + 1] - xs[i]);
+                let steepest = (0..last).map(slope).fold(0.0, f64::max);
+                // Memory that did not grow at all was taken in large pieces: that says nothing of the next one.
+                let steepest = if steepest > 0.0 { steepest * 1.125 } else { y(last) / f64::from(xs[last]) };
+                y(last) + steepest * f64::from(x - xs[last])
+            }
+            Beyond::Bytes => along(xs, y, f64::from(x)),
+        }
+    }
+}
