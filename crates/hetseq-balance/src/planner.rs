@@ -8,6 +8,7 @@ use crate::network;
 use crate::predict::{DevicePrediction, Prediction, RankPrediction};
 use crate::profile::{DeviceProfile, Line, Profile};
 use crate::share::{DeviceLoad, Share, share};
+use crate::table::CostTable;
 
 /// How an update is split among the devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,21 +104,8 @@ impl Planner {
     ///
     /// Newer factors are adopted only if that is predicted to gain more than the dead band.
     pub fn share(&mut self, split: Split, tokens: &[u32]) -> Result<Plan, BalanceError> {
-        let longest = tokens.iter().copied().max().unwrap_or(1).max(1);
-        let load = |device: &Device| {
-            let DeviceProfile { table, weight, max_tokens, max_samples, .. } = &device.profile;
-            let best = table.best_samples(longest);
-            let speed = f64::from(best) * f64::from(longest) / (table.seconds(best, longest) * device.drift.factor);
-            let speed = match split {
-                Split::Measured => speed,
-                Split::Weights => *weight,
-                Split::Equal => 1.0,
-            };
-            let no_cap = max_tokens.is_none() && max_samples.is_none() && table.is_measured();
-            let max_samples = if no_cap { Some(best) } else { *max_samples };
-            DeviceLoad { speed, overhead_s: self.overhead_s(device), max_tokens: *max_tokens, max_samples }
-        };
-        let loads: Vec<DeviceLoad> = self.devices.iter().map(load).collect();
+        let even = CostTable::proportional(1.0);
+        let loads: Vec<DeviceLoad> = self.devices.iter().map(|device| self.load(device, split, &even)).collect();
         let shares = share(tokens, &loads)?;
         let work: Vec<Work> = self.devices.iter().zip(&shares).map(|(d, share)| d.work(share, tokens)).collect();
         let prediction = self.predict(&work);
@@ -176,6 +164,17 @@ impl Planner {
     /// The newest factors: how many times as long as by its table each device takes.
     pub fn factors(&self) -> Vec<f64> {
         self.devices.iter().map(|device| device.drift.factor).collect()
+    }
+
+    fn load<'a>(&'a self, device: &'a Device, split: Split, even: &'a CostTable) -> DeviceLoad<'a> {
+        let DeviceProfile { table, weight, max_tokens, max_samples, .. } = &device.profile;
+        let (pace, factor, overhead_s) = match split {
+            Split::Measured => (table, device.drift.factor, self.overhead_s(device)),
+            Split::Weights => (even, 1.0 / weight, 0.0),
+            Split::Equal => (even, 1.0, 0.0),
+        };
+        let (max_tokens, max_samples) = (*max_tokens, *max_samples);
+        DeviceLoad { table: pace, factor, overhead_s, max_tokens, max_samples, measured: Some(table) }
     }
 
     fn overhead_s(&self, device: &Device) -> f64 {

@@ -17,8 +17,6 @@ pub(crate) use curve::Curve;
 use grid::{Beyond, Grid};
 use serde::{Deserialize, Serialize};
 
-/// A number of samples whose time per sample is so close to the least is as good as the best.
-const AS_GOOD: f64 = 1.02;
 /// Beyond these a speed is no measurement. They keep every product and sum of seconds well inside f64.
 const SPEED_LIMITS: (f64, f64) = (1e-15, 1e15);
 
@@ -111,7 +109,7 @@ impl CostTable {
     /// The number of samples with the least time per sample, within what was measured for samples of this length; of those
     /// within 2 % of the least, the smallest. One if nothing was measured.
     pub fn best_samples(&self, tokens: u32) -> u32 {
-        if self.is_measured() { self.best_up_to(self.measured_samples(tokens.max(1)), tokens) } else { 1 }
+        if self.is_measured() { self.curve(tokens).best_up_to(self.measured_samples(tokens)) } else { 1 }
     }
 
     /// The most samples whose memory fits; 0 if not even one does, `u32::MAX` if the memory is unknown.
@@ -129,17 +127,6 @@ impl CostTable {
         low
     }
 
-    /// How many samples a device should compute at a time if it may at most `cap`: that many, unless fewer take less time
-    /// each. No smaller number than what this returns takes less time per sample.
-    pub(crate) fn samples_at_a_time(&self, tokens: u32, cap: u32) -> u32 {
-        if !self.is_measured() || cap <= 1 {
-            return cap.max(1);
-        }
-        let each = |samples: u32| self.seconds(samples, tokens) / f64::from(samples);
-        let least = self.seconds.counts().iter().map(|&count| each(count.min(cap))).fold(f64::INFINITY, f64::min);
-        if each(cap) <= least { cap } else { self.best_up_to(cap, tokens) }
-    }
-
     /// Seconds as a function of samples alone.
     pub(crate) fn curve(&self, tokens: u32) -> Curve {
         match self.is_measured() {
@@ -148,21 +135,13 @@ impl CostTable {
         }
     }
 
-    fn best_up_to(&self, limit: u32, tokens: u32) -> u32 {
-        let each = |samples: u32| self.seconds(samples, tokens) / f64::from(samples);
-        // Between two numbers on the grid, time per sample only rises or only falls.
-        let counts = || self.seconds.counts().iter().copied().filter(|&count| count < limit).chain([limit]);
-        let least = counts().map(each).fold(f64::INFINITY, f64::min);
-        counts().find(|&count| each(count) <= least * AS_GOOD).unwrap_or(limit)
-    }
-
     /// How many samples of this length were measured, or would have fitted. If memory grows with the tokens of a
     /// micro-batch and with the square of a sample's, what fits is the harmonic mean between two lengths.
-    fn measured_samples(&self, tokens: u32) -> u32 {
+    pub(crate) fn measured_samples(&self, tokens: u32) -> u32 {
         let most =
             |of_length: &[Point]| of_length.last().map_or((1.0, 1.0), |p| (f64::from(p.tokens), f64::from(p.samples)));
         let mut lower: Option<(f64, f64)> = None;
-        let tokens = f64::from(tokens);
+        let tokens = f64::from(tokens.max(1));
         for (length, samples) in self.points.chunk_by(|a, b| a.tokens == b.tokens).map(most) {
             if length >= tokens {
                 let Some((shorter, more)) = lower else { return samples as u32 };

@@ -1,11 +1,11 @@
 //! How long one reduction takes on loopback: `cargo run --release -p hetseq-comm --example speed`.
 //!
-//! Arguments: megabytes (440), ranks (2), rounds (5), route (direct or ring), wire (f32 or bf16), `encrypt`. A development aid
-//! whose ranks are threads; `hetseq bench comm` has them as processes.
+//! Arguments: megabytes (440), ranks (2), rounds (5), route (direct or ring), wire (f32 or bf16), `encrypt`, `late`. A
+//! development aid whose ranks are threads; `hetseq bench comm` has them as processes.
 
 use std::time::Instant;
 
-use hetseq_comm::{Group, Identity, Options, Place, Rendezvous, Route, Secret, Shards, Wire};
+use hetseq_comm::{Contribution, Group, Identity, Options, Place, Rendezvous, Route, Secret, Shards, Wire};
 
 fn main() {
     let argument = |at: usize, or: usize| std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(or);
@@ -26,7 +26,7 @@ fn main() {
 }
 
 fn run(place: &Place, megabytes: usize, rounds: usize, wire: Wire, route: Route) -> Result<(), hetseq_comm::CommError> {
-    let encrypt = std::env::args().any(|text| text == "encrypt");
+    let [encrypt, late] = ["encrypt", "late"].map(|word| std::env::args().any(|text| text == word));
     let options = Options { encrypt, secret: Secret::Given("speed".to_owned()), ..Options::default() };
     let mut group = Group::join(place, &Identity::new(), &options)?;
     let mut data = vec![1.0f32; megabytes * 1_000_000 / 4];
@@ -34,7 +34,12 @@ fn run(place: &Place, megabytes: usize, rounds: usize, wire: Wire, route: Route)
     for round in 0..rounds {
         group.barrier()?;
         let start = Instant::now();
-        group.all_reduce(&mut data, &shards, wire, route)?;
+        if late {
+            let mut mine = Some(Contribution { note: Vec::new(), data });
+            data = group.all_reduce_late::<hetseq_comm::CommError>(&shards, wire, route, || Ok(mine.take()))?.data;
+        } else {
+            group.all_reduce(&mut data, &shards, wire, route)?;
+        }
         if group.rank() == 0 {
             eprintln!("round {round}: {:.2} ms", start.elapsed().as_secs_f64() * 1e3);
         }

@@ -5,39 +5,68 @@
 //! copied or checked again. When the last holder drops it, its memory goes back to the pool.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::frame::CHUNK_BYTES;
 use crate::link::locked;
 
+/// Smaller ones are left to the allocator.
+const SMALLEST_BYTES: usize = CHUNK_BYTES / 4;
+
 /// Spare memory of one rank.
 pub(crate) struct Pool {
     spare: Mutex<Vec<Vec<u8>>>,
     /// More than this is left to the allocator.
-    kept: usize,
+    kept: AtomicUsize,
+    /// Sums on their way; as many as there ever were at once.
+    sums: Mutex<Vec<Vec<f32>>>,
 }
 
 impl Pool {
     /// For a rank with `links` links, each with a few chunks on their way in and out.
     pub(crate) fn new(links: usize) -> Arc<Pool> {
-        Arc::new(Pool { spare: Mutex::default(), kept: 8 * links })
+        Arc::new(Pool { spare: Mutex::default(), kept: AtomicUsize::new(8 * links), sums: Mutex::default() })
     }
 
-    /// A buffer for about `bytes`, with arbitrary contents and length. Only whole chunks go round: small frames are
-    /// cheap to allocate, and would waste a large buffer.
+    /// From now on so many go round, if there were fewer.
+    pub(crate) fn keep(&self, buffers: usize) {
+        self.kept.fetch_max(buffers, Ordering::Relaxed);
+    }
+
+    /// A buffer for about `bytes`, with arbitrary contents and length. Only large ones go round: small frames are cheap to
+    /// allocate, and would waste a large buffer.
     pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
-        if bytes < CHUNK_BYTES / 4 {
+        if bytes < SMALLEST_BYTES {
             return Vec::new();
         }
         let mut spare = locked(&self.spare);
-        spare.pop().unwrap_or_default()
+        match spare.last().map(Vec::capacity) {
+            Some(capacity) if capacity > 2 * bytes => Vec::new(),
+            // One that is too small would be copied to grow; it makes way for what is needed now.
+            Some(_) => spare.pop().filter(|buffer| buffer.capacity() >= bytes).unwrap_or_default(),
+            None => Vec::new(),
+        }
     }
 
     fn give(&self, buffer: Vec<u8>) {
         let mut spare = locked(&self.spare);
-        if (CHUNK_BYTES..=2 * CHUNK_BYTES).contains(&buffer.capacity()) && spare.len() < self.kept {
+        if (SMALLEST_BYTES..=2 * CHUNK_BYTES).contains(&buffer.capacity())
+            && spare.len() < self.kept.load(Ordering::Relaxed)
+        {
             spare.push(buffer);
         }
+    }
+
+    /// Room for the sum of `len` values, with arbitrary contents.
+    pub(crate) fn take_sum(&self, len: usize) -> Vec<f32> {
+        let mut sum = locked(&self.sums).pop().unwrap_or_default();
+        sum.resize(len, 0.0);
+        sum
+    }
+
+    pub(crate) fn give_sum(&self, sum: Vec<f32>) {
+        locked(&self.sums).push(sum);
     }
 }
 
@@ -108,7 +137,22 @@ mod tests {
         for _ in 0..100 {
             pool.give(vec![0; CHUNK_BYTES]);
         }
-        assert_eq!(pool.spare.lock().unwrap().len(), pool.kept);
+        assert_eq!(pool.spare.lock().unwrap().len(), 8);
+        pool.keep(20);
+        pool.keep(10);
+        (0..100).for_each(|_| pool.give(vec![0; CHUNK_BYTES]));
+        assert_eq!(pool.spare.lock().unwrap().len(), 20);
+    }
+
+    #[test]
+    fn a_buffer_fits_what_it_is_for() {
+        let pool = Pool::new(1);
+        pool.give(vec![0; CHUNK_BYTES]);
+        assert_eq!(pool.take(CHUNK_BYTES / 2 - 1).capacity(), 0);
+        assert_eq!(pool.take(CHUNK_BYTES / 2).capacity(), CHUNK_BYTES);
+        pool.give(vec![0; CHUNK_BYTES / 2]);
+        assert_eq!(pool.take(CHUNK_BYTES).capacity(), 0);
+        assert!(pool.spare.lock().unwrap().is_empty());
     }
 
     #[test]

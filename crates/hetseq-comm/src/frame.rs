@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::buffers::{Payload, Pool};
 
 /// Changes whenever two binaries could misread each other, so also with [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 3;
+pub(crate) const PROTOCOL: u8 = 4;
 const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 36;
 /// No frame is larger; a length above it is refused before anything is allocated.
@@ -42,10 +42,12 @@ pub(crate) enum Kind {
     BroadcastBytes = 20,
     Barrier = 21,
     AllReduce = 22,
+    AllReduceLate = 23,
+    MeasureLines = 24,
 }
 
 impl Kind {
-    const ALL: [Kind; 11] = [
+    const ALL: [Kind; 13] = [
         Kind::Handshake,
         Kind::Heartbeat,
         Kind::Goodbye,
@@ -57,6 +59,8 @@ impl Kind {
         Kind::BroadcastBytes,
         Kind::Barrier,
         Kind::AllReduce,
+        Kind::AllReduceLate,
+        Kind::MeasureLines,
     ];
 
     /// The name that error messages use; for collectives that of the method on `Group`.
@@ -73,6 +77,8 @@ impl Kind {
             Kind::BroadcastBytes => "broadcast_bytes",
             Kind::Barrier => "barrier",
             Kind::AllReduce => "all_reduce",
+            Kind::AllReduceLate => "all_reduce_late",
+            Kind::MeasureLines => "measure_lines",
         }
     }
 }

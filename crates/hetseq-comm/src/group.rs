@@ -4,18 +4,21 @@
 //! failing to `mesh.rs`. The trainer owns one group and calls it from one thread.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::codec::Wire;
 use crate::error::CommError;
 use crate::identity::Identity;
+use crate::lines::Line;
 use crate::link::End;
 use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::place::Place;
-use crate::reduce::{self, AGREE_LIMIT_BYTES, MESSAGE_LIMIT_BYTES, Route};
+use crate::reduce::{self, AGREE_LIMIT_BYTES, Contribution, MESSAGE_LIMIT_BYTES, Route, Summed};
 use crate::rendezvous::Doorkeeper;
 use crate::shards::Shards;
-use crate::{local, rendezvous};
+use crate::signal::Waker;
+use crate::{local, measure, rendezvous};
 
 /// The ranks that train together. Immutable: a change of membership is a new group.
 ///
@@ -103,6 +106,33 @@ impl Group {
         reduce::all_reduce(&mut self.mesh, data, shards, wire, route)
     }
 
+    /// The sum of [`Group::all_reduce`], with the same bits, for a rank that still computes what it contributes: it waits
+    /// inside, so that the others' exchange goes on while it computes. `mine` is asked again and again, whenever something
+    /// may have changed (frames came, [`Waker::wake`]; after a second in any case), until it gives this rank's contribution;
+    /// it must not block for long. Its error ends the call, and the group counts as failed: abort it with a reason.
+    ///
+    /// What the others contribute to this rank's part meanwhile is kept: at most their `world - 1` times that part, as it is
+    /// on the wire. On return this rank has everything; what slow lines have not taken yet, at most the result of its own part,
+    /// leaves during the next collective, between them, or on [`Group::close`]. The limit on progress counts from when this
+    /// rank's contribution was given; a peer that dies is reported before, too.
+    ///
+    /// All that is for the direct route: over the ring everybody's contribution is awaited first.
+    pub fn all_reduce_late<E: From<CommError>>(
+        &mut self,
+        shards: &Shards,
+        wire: Wire,
+        route: Route,
+        mine: impl FnMut() -> Result<Option<Contribution>, E>,
+    ) -> Result<Summed, E> {
+        self.check_shards("all_reduce_late", shards.len(), shards)?;
+        reduce::all_reduce_late(&mut self.mesh, shards, wire, route, mine)
+    }
+
+    /// Ends this rank's sleep in [`Group::all_reduce_late`], from any thread.
+    pub fn waker(&self) -> Waker {
+        self.mesh.waker()
+    }
+
     /// Sums over ranks: afterwards `data[shards.of(rank)]` holds the sum, added in rank order in f32.
     /// The other parts are unspecified.
     pub fn reduce_scatter(&mut self, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
@@ -129,6 +159,12 @@ impl Group {
             self.check_bytes("broadcast_bytes", data.len(), MESSAGE_LIMIT_BYTES)?;
         }
         reduce::broadcast_bytes(&mut self.mesh, root, data)
+    }
+
+    /// How fast the line of each rank is, in rank order and equal on all ranks. Pairs swap blocks of up to 16 MiB, each rank
+    /// with up to 8 others in turn, for about `budget` in all; at least one block of 256 KiB each, however long that takes.
+    pub fn measure_lines(&mut self, budget: Duration) -> Result<Vec<Line>, CommError> {
+        measure::measure_lines(&mut self.mesh, budget)
     }
 
     /// Returns once every rank has called it.

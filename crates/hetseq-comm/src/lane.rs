@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::frame::{CHUNK_BYTES, Frame};
 use crate::link::{End, Next, locked};
@@ -31,11 +31,13 @@ impl Bell {
         self.changed.notify_all();
     }
 
-    /// Returns when it has rung since `seen`, or after `limit`.
-    pub(crate) fn wait(&self, seen: u64, limit: Duration) {
+    /// Returns when it has rung since `seen`, or after `limit`; tells how long that took.
+    pub(crate) fn wait(&self, seen: u64, limit: Duration) -> Duration {
+        let start = Instant::now();
         let rings = locked(&self.rings);
         let waited = self.changed.wait_timeout_while(rings, limit, |rings| *rings == seen);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
+        start.elapsed()
     }
 }
 
@@ -131,8 +133,6 @@ impl Lane {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use crate::frame::Kind;
 

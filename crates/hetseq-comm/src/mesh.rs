@@ -16,18 +16,46 @@ use crate::lane::Bell;
 use crate::link::{End, Link, Next, locked};
 use crate::options::{Options, beat_for};
 use crate::outgoing::Step;
+use crate::signal::{Signal, Waker};
 use crate::tcp::{self, Wire};
 
 /// How long the last words of a rank that failed may take when peers do not answer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// So long a rank sleeps at most before it looks again.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
 /// A collective under way: a state machine that moves whenever a frame has come or a lane has room.
 pub(crate) trait Exchange {
-    /// Does all that can be done without waiting; tells whether anything moved.
-    fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError>;
+    type Error: Failure;
+
+    /// Does what can be done without waiting; tells whether anything moved.
+    fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, Self::Error>;
 
     /// A peer that this exchange waits for; `None` when it is done.
     fn awaited(&self) -> Option<usize>;
+
+    /// Whether this rank still computes what it will contribute: until it has, no other is too slow.
+    fn is_computing(&self) -> bool {
+        false
+    }
+
+    /// Whether it is over although not all that is queued has left: the next collective writes the rest, or the heart.
+    fn leaves_unsent(&self) -> bool {
+        false
+    }
+}
+
+/// How a collective fails.
+pub(crate) trait Failure: From<CommError> {
+    /// What this rank tells the others, and itself if it is asked again.
+    fn reason(&self) -> String;
+}
+
+impl Failure for CommError {
+    fn reason(&self) -> String {
+        self.to_string()
+    }
 }
 
 pub(crate) struct Mesh {
@@ -41,11 +69,15 @@ pub(crate) struct Mesh {
     /// Those of the links that are sockets: all or none.
     wires: Vec<Arc<Mutex<Wire>>>,
     heart: Option<Heart>,
-    /// Rings when a lane has something to take or room to give.
+    /// Rings when a lane has something to take or room to give, or a [`Waker`] is used.
     bell: Arc<Bell>,
+    /// What a [`Waker`] raises where there are sockets.
+    signal: Option<Arc<Signal>>,
     /// Memory for the frames of all links.
     pub(crate) pool: Arc<Pool>,
     progress: Duration,
+    /// Time spent asleep in collectives so far.
+    pub(crate) asleep: Duration,
     /// Collectives begun so far; equal on all ranks as long as they are in step.
     sequence: u64,
     failure: Option<String>,
@@ -71,7 +103,9 @@ impl Mesh {
             wires: Vec::new(),
             heart: None,
             bell,
+            signal: None,
             progress: options.progress,
+            asleep: Duration::ZERO,
             sequence: 0,
             failure: None,
         }
@@ -88,6 +122,7 @@ impl Mesh {
     ) -> Result<Mesh, CommError> {
         let mut mesh = Mesh::new(rank, generation, hosts, Vec::new(), Arc::default(), options);
         mesh.pool = Pool::new(connections.len());
+        mesh.signal = Some(Signal::new()?);
         for connection in connections {
             let wire =
                 connection.map(|connection| Wire::new(connection, generation, &mesh.pool, options)).transpose()?;
@@ -110,55 +145,69 @@ impl Mesh {
 
     /// Runs one collective. Its first failure makes the mesh unusable: frames of a half-done
     /// collective are still under way.
-    pub(crate) fn run<T>(
+    pub(crate) fn run<T, E: Failure>(
         &mut self,
         kind: Kind,
-        body: impl FnOnce(&mut Mesh, Step) -> Result<T, CommError>,
-    ) -> Result<T, CommError> {
+        body: impl FnOnce(&mut Mesh, Step) -> Result<T, E>,
+    ) -> Result<T, E> {
         if let Some(first) = &self.failure {
-            return Err(CommError::AlreadyFailed { first: first.clone() });
+            return Err(CommError::AlreadyFailed { first: first.clone() }.into());
         }
         self.sequence += 1;
         let step = Step { kind, sequence: self.sequence };
         tcp::attend(&self.wires, true);
         let result = body(self, step);
         tcp::attend(&self.wires, false);
+        if let Some(heart) = self.heart.as_ref().filter(|_| self.unsent().is_some()) {
+            heart.look();
+        }
         if let Err(error) = &result {
-            self.failure = Some(error.to_string());
+            self.failure = Some(error.reason());
         }
         result
     }
 
     /// Carries an exchange to its end, or to the first failure of any peer.
-    pub(crate) fn drive(&self, step: Step, exchange: &mut impl Exchange) -> Result<(), CommError> {
+    pub(crate) fn drive<X: Exchange>(&mut self, step: Step, exchange: &mut X) -> Result<(), X::Error> {
         let start = Instant::now();
         let mut progress = start;
         loop {
             let seen = self.bell.rings();
             let moved = exchange.advance(self, step)?;
             let moved = tcp::write_all(&self.wires) || moved;
-            let unsent = || self.links().find(|(_, link)| !link.is_flushed()).map(|(peer, _)| peer);
+            let unsent = || if exchange.leaves_unsent() { None } else { self.unsent() };
             let Some(awaited) = exchange.awaited().or_else(unsent) else { return Ok(()) };
-            if moved {
+            if moved || exchange.is_computing() {
                 progress = Instant::now();
+            }
+            if moved {
                 continue;
             }
             self.check_health(step)?;
             let left = self.progress.saturating_sub(progress.elapsed());
             if left.is_zero() {
-                return Err(self.no_progress(step, awaited));
+                return Err(self.no_progress(step, awaited).into());
             }
-            self.wait(seen, start, left);
+            self.asleep += self.wait(seen, start, left.min(LONGEST_SLEEP));
         }
     }
 
-    /// Sleeps until something may have changed.
-    fn wait(&self, seen: u64, listening_since: Instant, limit: Duration) {
-        if self.wires.is_empty() {
-            self.bell.wait(seen, limit);
-        } else {
-            tcp::await_traffic(&self.wires, listening_since, limit);
+    /// Sleeps until something may have changed; tells for how long.
+    fn wait(&self, seen: u64, listening_since: Instant, limit: Duration) -> Duration {
+        match &self.signal {
+            Some(signal) => tcp::await_traffic(&self.wires, Some(signal), listening_since, limit),
+            None => self.bell.wait(seen, limit),
         }
+    }
+
+    /// A peer for which something is queued that has not left.
+    pub(crate) fn unsent(&self) -> Option<usize> {
+        self.links().find(|(_, link)| !link.is_flushed()).map(|(peer, _)| peer)
+    }
+
+    /// What ends the sleep of this rank's thread.
+    pub(crate) fn waker(&self) -> Waker {
+        self.signal.as_ref().map_or_else(|| Waker::of_lanes(&self.bell), Waker::of_sockets)
     }
 
     /// Whether a frame can be queued for the peer now. Even one that said goodbye has failed if it leaves before it has
@@ -174,7 +223,7 @@ impl Mesh {
         }
     }
 
-    /// Queues a frame of this step; ask for room first.
+    /// Queues a frame of this step; ask for room first, unless it is of the last that this rank has to send.
     pub(crate) fn send(&self, step: Step, peer: usize, last: bool, payload: Arc<Payload>) {
         let Step { kind, sequence } = step;
         if let Some(Some(link)) = self.links.get(peer) {
@@ -214,7 +263,7 @@ impl Mesh {
             if parted || left.is_zero() {
                 break;
             }
-            tcp::await_traffic(&self.wires, start, left);
+            tcp::await_traffic(&self.wires, None, start, left);
         }
         self.wires.clear();
         self.links.clear();
@@ -284,6 +333,12 @@ impl Mesh {
         }
         let named = |(bytes, last)| format!("{bytes} bytes{}", if last { "" } else { " and more to come" });
         Err(self.part_size(step, peer, named(sent), named(due)))
+    }
+
+    /// A message of another length than all ranks' agree on.
+    pub(crate) fn unlike(&self, kind: Kind, peer: usize, sent: usize, due: usize) -> CommError {
+        let named = |bytes| format!("{bytes} bytes");
+        self.part_size(Step { kind, sequence: self.sequence }, peer, named(sent), named(due))
     }
 
     /// A frame which shows that the peer's vector or shards are not ours.

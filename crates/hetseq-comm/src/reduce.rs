@@ -5,6 +5,8 @@
 
 mod chunks;
 mod direct;
+mod late;
+mod own;
 mod ring;
 
 use std::fmt;
@@ -17,6 +19,10 @@ use crate::frame::{FRAME_LIMIT_BYTES, Frame, FrameError, Kind};
 use crate::mesh::{Exchange, Mesh};
 use crate::outgoing::{Outgoing, Step};
 use crate::shards::Shards;
+
+pub use late::Summed;
+pub(crate) use late::all_reduce_late;
+pub use own::Contribution;
 
 use direct::{Direct, From};
 use ring::Ring;
@@ -166,6 +172,8 @@ struct Messages<'a> {
 }
 
 impl Exchange for Messages<'_> {
+    type Error = CommError;
+
     fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
         let mut moved = self.outgoing.pump(mesh, step)?;
         let mut at = 0;

@@ -20,6 +20,7 @@ use crate::frame::{Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, Ki
 use crate::link::{End, Next, locked};
 use crate::options::Options;
 use crate::seal::{Opened, Seal};
+use crate::signal::Signal;
 
 /// A reason longer than this says no more.
 pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
@@ -131,7 +132,7 @@ impl Wire {
         !self.mute && self.queued_bytes() < SMALL_BYTES
     }
 
-    /// Counted when asked for: there are a few parcels at most.
+    /// Counted when asked for: there are a few parcels, unless a sum has left many for a slow line.
     fn queued_bytes(&self) -> usize {
         self.queue.iter().map(Parcel::unwritten_bytes).sum()
     }
@@ -369,9 +370,14 @@ pub(crate) fn write_all(wires: &[Arc<Mutex<Wire>>]) -> bool {
     wires.iter().filter(|wire| locked(wire).write()).count() > 0
 }
 
-/// Sleeps until a socket can be read or written, a peer has been silent for too long since `since`, or `limit` has
-/// passed. Reads ahead what is there already.
-pub(crate) fn await_traffic(wires: &[Arc<Mutex<Wire>>], since: Instant, limit: Duration) {
+/// Sleeps until a socket can be read or written, the signal is raised, a peer has been silent for too long since `since`,
+/// or `limit` has passed; tells how long it slept. Reads ahead what is there already.
+pub(crate) fn await_traffic(
+    wires: &[Arc<Mutex<Wire>>],
+    signal: Option<&Signal>,
+    since: Instant,
+    limit: Duration,
+) -> Duration {
     let mut come = false;
     let mut limit = limit.min(Duration::from_secs(1));
     let mut sockets = Vec::with_capacity(wires.len());
@@ -387,14 +393,34 @@ pub(crate) fn await_traffic(wires: &[Arc<Mutex<Wire>>], since: Instant, limit: D
             sockets.push((wire.stream.clone(), interest));
         }
     }
-    if come {
-        return;
-    }
-    let mut watched: Vec<PollFd<'_>> = sockets.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
-    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-    // A signal may end it early, which does no harm.
-    let _ = poll(&mut watched, Some(&limit));
+    if come { Duration::ZERO } else { sleep(&sockets, signal, limit) }
 }
 
+/// Sleeps until a socket that nobody attends to takes what is queued for it, the signal is raised, or `limit` has passed.
+pub(crate) fn await_room(wires: &[Arc<Mutex<Wire>>], signal: &Signal, limit: Duration) {
+    let waiting = |wire: &Arc<Mutex<Wire>>| {
+        let wire = locked(wire);
+        (!wire.attended && !wire.is_flushed()).then(|| (wire.stream.clone(), PollFlags::OUT))
+    };
+    let sockets: Vec<_> = wires.iter().filter_map(waiting).collect();
+    sleep(&sockets, Some(signal), limit);
+}
+
+fn sleep(sockets: &[(Arc<TcpStream>, PollFlags)], signal: Option<&Signal>, limit: Duration) -> Duration {
+    let mut watched: Vec<PollFd<'_>> = sockets.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
+    watched.extend(signal.map(|signal| PollFd::new(signal.pipe(), PollFlags::IN)));
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let start = Instant::now();
+    // A signal of the system may end it early, which does no harm.
+    let _ = poll(&mut watched, Some(&limit));
+    let slept = start.elapsed();
+    if let Some(signal) = signal.filter(|_| watched.last().is_some_and(|pipe| pipe.revents().contains(PollFlags::IN))) {
+        signal.lower();
+    }
+    slept
+}
+
+#[cfg(test)]
+mod late_tests;
 #[cfg(test)]
 mod tests;

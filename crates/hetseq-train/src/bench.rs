@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::crew::{initial_of, layout_of, open};
-use crate::devices::{Devices, parse_devices};
+use crate::devices::{Devices, Terms, parse_devices};
 use crate::error::TrainError;
 use crate::header::scales;
-use crate::loader::{self, Loader, Order};
+use crate::loader::{self, Loader, MicroBatch, Order};
 use crate::task::{Task, Which};
 
 pub use crate::tasks::masked_words::names as geometries;
@@ -94,7 +94,7 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
     let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
     let specs =
         parse_devices(&request.devices, cores).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
-    let devices = Devices::start(&task, &layout, &specs, setting.patience)?;
+    let mut devices = Devices::start(&task, &layout, &specs, setting.patience)?;
     let pool = loader::pool(setting.loader_threads, &specs, cores)?;
     let loader = Loader::start(&task, setting.seed, &pool, setting.patience)?;
     let mut optimizer = Optimizer::new(&setting.optimizer, &layout)?;
@@ -104,7 +104,11 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
     let ids: Vec<u32> = (0..batch as u32).map(|i| i % costs.samples() as u32).collect();
     let order = || {
         let per_device = batch.div_ceil(specs.len());
-        let devices = ids.chunks(per_device.max(1)).map(|ids| vec![ids.to_vec()]);
+        let micro = |ids: &[u32]| MicroBatch {
+            samples: ids.to_vec(),
+            longest: ids.iter().map(|&id| costs.tokens(id)).max().unwrap_or(0),
+        };
+        let devices = ids.chunks(per_device.max(1)).map(|ids| vec![micro(ids)]);
         let devices = devices.chain(std::iter::repeat_with(Vec::new)).take(specs.len()).collect();
         loader.order(Order { which: Which::Train, epoch: 0, devices })
     };
@@ -121,7 +125,9 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
         let work = loader.take()?;
         order()?;
         let scales = scales(&weights, &work.counts);
-        let sum = devices.gradients(work.devices, scales, Key::root(0).index(k as u64))?;
+        let update_key = Key::root(0).index(k as u64);
+        devices.begin(work.devices, Terms { scales, update_key, epoch_key: work.epoch_key })?;
+        let sum = devices.finish()?;
         let values = Arc::make_mut(&mut parameters);
         optimizer.step(values, &sum.flat[..layout.len()], 1.0, setting.lr);
         if k >= request.warmup {

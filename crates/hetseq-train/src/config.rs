@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use hetseq_balance::Split;
 use hetseq_comm::{Route, Wire};
-use hetseq_data::{GlobalBatch, Split};
+use hetseq_data::GlobalBatch;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use optim::Optim;
@@ -57,8 +58,10 @@ pub struct Run {
     pub loader_threads: Option<usize>,
     /// How many updates are loaded ahead of the one that is computed. The split of an update follows from what was measured
     /// before it was loaded.
-    #[serde(default = "two")]
+    #[serde(default = "one")]
     pub prefetch: u64,
+    /// The most memory, in MiB, that this process may use; by default what its control group or the machine allows.
+    pub memory_mib: Option<u64>,
     /// Take a checksum of the parameters on every rank each so many updates, and compare; 0 is never.
     #[serde(default = "hundred")]
     pub checksum_every: u64,
@@ -75,6 +78,10 @@ pub struct Batch {
     pub micro: Option<u32>,
     #[serde(default)]
     pub split: Split,
+    /// With `split = "measured"`: how many seconds the devices may be measured before the first update. 0 is not at all:
+    /// their speeds are then learnt from the first updates.
+    #[serde(default = "twenty")]
+    pub probe_s: f64,
     /// With `split = "measured"`: split evenly for that many updates first.
     #[serde(default)]
     pub even_updates: u64,
@@ -144,8 +151,11 @@ pub struct Comm {
     pub wire: WireType,
     /// Which way they travel: `auto`, `direct` or `ring`. The same on all ranks.
     pub route: Route,
-    /// How much of the sum this rank adds up, against the others; 0 for a host with a slow line.
-    pub own: f64,
+    /// How much of the sum this rank adds up, against the others; 0 for a host with a slow line. By default it follows from
+    /// how fast the lines are found to be.
+    pub own: Option<f64>,
+    /// Measure how fast the lines between the ranks are before the first update.
+    pub measure: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -193,7 +203,8 @@ impl Default for Comm {
             ports: None,
             wire: WireType::default(),
             route: Route::default(),
-            own: 1.0,
+            own: None,
+            measure: true,
         }
     }
 }
@@ -204,6 +215,8 @@ impl Default for Comm {
 pub struct Emulate {
     /// One factor per rank: after computing it sleeps until it has taken that many times as long.
     pub slowdown: Vec<f64>,
+    /// One number per rank: micro-batches of more tokens do not fit into its memory; 0 is no limit.
+    pub memory_tokens: Vec<u64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -339,8 +352,14 @@ impl<C> Config<C> {
         if self.comm.ports.is_some_and(|[first, last]| first > last || first == 0) {
             return Err("comm.ports: say the first and the last port, such as [29500, 29510]".to_owned());
         }
-        if !(self.comm.own.is_finite() && self.comm.own >= 0.0) {
-            return Err(format!("comm.own = {} must be zero or more", self.comm.own));
+        if let Some(own) = self.comm.own.filter(|own| !(own.is_finite() && *own >= 0.0)) {
+            return Err(format!("comm.own = {own} must be zero or more"));
+        }
+        if !(0.0..=3600.0).contains(&self.batch.probe_s) {
+            return Err(format!("batch.probe_s = {} must be 0 to 3600 seconds", self.batch.probe_s));
+        }
+        if self.run.memory_mib == Some(0) {
+            return Err("run.memory_mib must be at least 1; leave it out for what the machine allows".to_owned());
         }
         if self.comm.wire == WireType::Bf16 && self.comm.route == Route::Ring {
             return Err(
@@ -367,8 +386,8 @@ impl<C> Config<C> {
 fn one() -> u64 {
     1
 }
-fn two() -> u64 {
-    2
+fn twenty() -> f64 {
+    20.0
 }
 fn fifty() -> u64 {
     50

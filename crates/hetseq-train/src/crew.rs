@@ -6,17 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
+use hetseq_balance::{CostTable, DeviceProfile, Line, Planner, Profile, Split};
 use hetseq_comm::{Group, Options, Secret};
 use hetseq_optim::Layout;
 use rayon::ThreadPool;
 
-use crate::config::Config;
-use crate::devices::{Devices, parse_devices};
+use crate::config::{Config, WireType};
+use crate::devices::{Devices, Emulated, parse_devices};
 use crate::error::TrainError;
 use crate::flat;
 use crate::identity::identity;
 use crate::loader;
-use crate::roster::{Member, Roster};
+use crate::memory;
+use crate::probe::{self, Entry, Kept, Limits, ProbeKey, Probed};
+use crate::roster::Roster;
 use crate::run::{RunOptions, run_dir};
 use crate::task::{Task, TaskError, Which};
 
@@ -29,38 +32,165 @@ pub(crate) struct Crew<T: Task> {
     pub(crate) loader_pool: Arc<ThreadPool>,
 }
 
+/// What is to be known of the machines beforehand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Survey {
+    /// Measure what the split needs.
+    Measure,
+    /// Nothing: it is not worth it for a short job, and the first rounds show it.
+    Nothing,
+}
+
+/// How long all lines of a group may be measured.
+const LINES_BUDGET: Duration = Duration::from_secs(3);
+
 impl<T: Task> Crew<T> {
     /// Start the devices, then meet the other ranks: in this order, so that a rank with a wrong device fails before it
-    /// makes others wait.
+    /// makes others wait. Then all measure what they have.
     pub(crate) fn assemble(
         command: &str,
         task: T,
         config: &Config<T::Config>,
         options: &RunOptions,
+        survey: Survey,
     ) -> Result<Self, TrainError> {
         let task = Arc::new(task);
         let layout = Arc::new(layout_of(&*task)?);
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = parse_devices(&config.run.devices, cores)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
-        let mut devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
+        let devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, config, &*task, &layout)?;
-        let mut group = Group::join(&options.place, &identity, &comm_options(config, options))?;
-        // Not before: a rank may get its number only now.
-        devices.slow_down(config.emulate.slowdown.get(group.rank()).copied().unwrap_or(1.0));
-        let members: Vec<Member> = devices
-            .names()
-            .map(|name| Member {
-                device: name.to_owned(),
-                weight: options.weight.unwrap_or(1.0) / specs.len() as f64,
-                max_tokens: config.batch.max_tokens,
-                max_samples: config.batch.micro,
-            })
-            .collect();
-        let roster = Roster::exchange(&mut group, config.comm.own, &members)?;
-        Ok(Crew { task, layout, devices, group, roster, loader_pool })
+        let group = Group::join(&options.place, &identity, &comm_options(config, options))?;
+        devices.tell(group.waker());
+        let like = Profile {
+            task: T::NAME.to_owned(),
+            parameters: layout.len() as u64,
+            exchange_bytes: exchange_bytes(config.comm.wire, layout.len()),
+            ranks: Vec::new(),
+        };
+        let roster = Roster { profile: like, members: Vec::new(), mine: 0..0, keys: Vec::new() };
+        let mut crew = Crew { task, layout, devices, group, roster, loader_pool };
+        match crew.survey(config, options, survey) {
+            Ok(()) => Ok(crew),
+            Err(error) => {
+                crew.group.abort(&error.to_string());
+                Err(error)
+            }
+        }
     }
+
+    /// What this rank's devices can do, how fast the lines are, and the same of everybody.
+    fn survey(&mut self, config: &Config<T::Config>, options: &RunOptions, survey: Survey) -> Result<(), TrainError> {
+        // Not before: a rank may get its number only by meeting the others.
+        let rank = self.group.rank();
+        self.devices.emulate(Emulated {
+            slowdown: config.emulate.slowdown.get(rank).copied().unwrap_or(1.0),
+            most_tokens: config.emulate.memory_tokens.get(rank).copied().filter(|&tokens| tokens > 0),
+        });
+        self.group.at("the measuring of devices");
+        let is_measured = survey == Survey::Measure && config.batch.split == Split::Measured;
+        let (key, mut devices) = if is_measured && config.batch.probe_s > 0.0 {
+            let Entry { key, devices } = self.probe(config)?;
+            (Some(key), devices)
+        } else {
+            (None, self.unmeasured(config))
+        };
+        for device in &mut devices {
+            device.weight = options.weight.unwrap_or(1.0) / self.devices.names().count() as f64;
+        }
+        self.group.at("the measuring of lines");
+        let lines = if is_measured && config.comm.measure {
+            let line = |line: hetseq_comm::Line| Line {
+                bytes_per_s: line.bytes_per_s as f64,
+                latency_s: line.latency_us as f64 * 1e-6,
+            };
+            self.group.measure_lines(LINES_BUDGET)?.into_iter().map(line).collect()
+        } else {
+            Vec::new()
+        };
+        self.group.at("the start");
+        let like = self.roster.profile.clone();
+        self.roster = Roster::exchange(&mut self.group, (config.comm.own, key, devices), lines, like)?;
+        Ok(())
+    }
+
+    fn probe(&mut self, config: &Config<T::Config>) -> Result<Entry, TrainError> {
+        let parameters = 4 * self.layout.len() as u64;
+        let limits = Limits {
+            max_samples: config.batch.micro,
+            max_tokens: config.batch.max_tokens,
+            global: config.batch.global,
+            memory_bytes: memory::limit_bytes(config.run.memory_mib.map(|mib| mib << 20)),
+            // Two values of the optimizer for each parameter, the sum and what is on its way through the network.
+            reserved_bytes: 4 * parameters,
+            budget: Duration::from_secs_f64(config.batch.probe_s),
+        };
+        let key = self.probe_key(config, &limits);
+        let known = self.known(config, &key)?;
+        let Probed { devices, is_new } =
+            probe::probe(&*self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref())?;
+        if let Some(first) = devices.first() {
+            tracing::info!("{}", probe::in_words(first, devices.len(), is_new));
+        }
+        Ok(Entry { key, devices })
+    }
+
+    /// What an earlier start measured of this rank's devices: rank 0 has it on its disk.
+    fn known(&mut self, config: &Config<T::Config>, key: &ProbeKey) -> Result<Option<Vec<DeviceProfile>>, TrainError> {
+        let is_keeper = self.group.rank() == 0;
+        let kept = if is_keeper { Kept::read(&run_dir(config)).to_bytes() } else { Vec::new() };
+        let kept = Kept::parse(&self.group.broadcast_bytes(0, kept)?);
+        let rank = self.group.rank();
+        let turn = (0..rank).filter(|&other| self.group.host(other) == self.group.host(rank)).count();
+        let names: Vec<String> = self.devices.names().map(str::to_owned).collect();
+        Ok(kept.find(key, turn, &names).map(<[_]>::to_vec))
+    }
+
+    fn probe_key(&self, config: &Config<T::Config>, limits: &Limits) -> ProbeKey {
+        ProbeKey {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: self.group.host(self.group.rank()).to_owned(),
+            devices: config.run.devices.clone(),
+            task: T::NAME.to_owned(),
+            settings: toml::to_string(&config.task).unwrap_or_default(),
+            layout: format!("{:016x}", self.layout.hash()),
+            precision: "f32".to_owned(),
+            // What the machine has free differs from start to start; what was set does not.
+            limits: format!("{:?} {:?} {:?}", limits.max_samples, limits.max_tokens, config.run.memory_mib),
+        }
+    }
+
+    fn unmeasured(&self, config: &Config<T::Config>) -> Vec<DeviceProfile> {
+        let device = |name: &str| DeviceProfile {
+            name: name.to_owned(),
+            table: CostTable::proportional(1.0),
+            after_s: 0.0,
+            weight: 1.0,
+            max_tokens: config.batch.max_tokens,
+            max_samples: config.batch.micro,
+        };
+        self.devices.names().map(device).collect()
+    }
+
+    /// How this rank is called where something is wrong with what it has; none if it is alone.
+    pub(crate) fn whose(&self) -> Option<String> {
+        let rank = self.group.rank();
+        (self.group.world() > 1).then(|| format!("rank {rank}, {}", self.group.host(rank)))
+    }
+
+    pub(crate) fn planner(&self) -> Planner {
+        Planner::new(&self.roster.profile)
+    }
+}
+
+fn exchange_bytes(wire: WireType, parameters: usize) -> u64 {
+    let each = match wire {
+        WireType::F32 => 4,
+        WireType::Bf16 => 2,
+    };
+    each * parameters as u64
 }
 
 pub(crate) fn open<T: Task>(config: &Config<T::Config>) -> Result<T, TrainError> {

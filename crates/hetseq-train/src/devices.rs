@@ -5,19 +5,20 @@
 //! compares).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use hetseq_comm::Waker;
 use hetseq_optim::Layout;
 use hetseq_random::Key;
 use rayon::prelude::*;
 
 use crate::error::TrainError;
-use crate::loader::Job;
+use crate::loader::{self, Job, MicroBatch};
 use crate::replica::{Replica, Work};
-use crate::task::{Task, Totals};
+use crate::task::{Task, Totals, Which};
 
 mod spec;
 #[cfg(test)]
@@ -29,7 +30,11 @@ pub(crate) struct Devices<T: Task> {
     workers: Vec<Worker<T>>,
     terms: usize,
     parameters: usize,
-    slowdown: f64,
+    emulated: Emulated,
+    /// Whom the device threads wake when they are done.
+    waker: Arc<OnceLock<Waker>>,
+    /// The answers so far, and since when they are awaited.
+    awaited: Option<(Vec<Option<Done>>, Instant)>,
 }
 
 struct Worker<T: Task> {
@@ -39,24 +44,61 @@ struct Worker<T: Task> {
     patience: Duration,
 }
 
+/// What is the same for all micro-batches of an update.
+pub(crate) struct Terms {
+    /// The factor of each term's loss sum.
+    pub(crate) scales: Vec<f32>,
+    /// What dropout hangs on.
+    pub(crate) update_key: Key,
+    /// What the samples hang on.
+    pub(crate) epoch_key: Key,
+}
+
+/// Another machine that this one pretends to be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Emulated {
+    /// Stretches compute time by sleeping; 1 is not at all.
+    pub(crate) slowdown: f64,
+    /// A micro-batch of more tokens fails as if it did not fit into memory.
+    pub(crate) most_tokens: Option<u64>,
+}
+
 enum Order<T: Task> {
     Load(Arc<Vec<f32>>),
-    Train { jobs: Vec<Job<T>>, scales: Arc<Vec<f32>>, update_key: Key, slowdown: f64 },
+    Train { jobs: Vec<Job<T>>, terms: Arc<Terms>, emulated: Emulated },
     Evaluate { jobs: Vec<Job<T>> },
 }
 
 enum Answer {
     Ready,
-    Trained(Work),
+    Trained(Done),
     Evaluated(Totals, Duration),
+}
+
+/// A device's part of an update.
+struct Done {
+    work: Work,
+    /// It ran out of memory, and got by with micro-batches of at most so many tokens.
+    most_tokens: Option<u64>,
 }
 
 /// The sum over the local devices for one update.
 pub(crate) struct LocalSum {
     /// Gradients in the flat layout, then the loss sum of each term.
     pub(crate) flat: Vec<f32>,
-    /// Own compute time of each device.
-    pub(crate) compute: Vec<Duration>,
+    pub(crate) devices: Vec<DeviceReport>,
+    /// How long adding them up took.
+    pub(crate) adding: Duration,
+}
+
+/// What is to be known of a device's part besides its sums.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceReport {
+    /// Own time over its micro-batches, and after them.
+    pub(crate) compute: Duration,
+    pub(crate) after: Duration,
+    /// It ran out of memory with more tokens than these.
+    pub(crate) most_tokens: Option<u64>,
 }
 
 impl<T: Task> Devices<T> {
@@ -67,12 +109,13 @@ impl<T: Task> Devices<T> {
         specs: &[DeviceSpec],
         patience: Duration,
     ) -> Result<Self, TrainError> {
+        let waker = Arc::new(OnceLock::new());
         let mut workers = Vec::new();
         for (index, spec) in specs.iter().enumerate() {
             let name = format!("cpu:{index}");
             let (orders, inbox) = channel();
             let (outbox, answers) = channel();
-            let thread = Thread { task: task.clone(), layout: layout.clone() };
+            let thread = Thread { task: task.clone(), layout: layout.clone(), waker: waker.clone() };
             let threads = spec.threads;
             let pool_name = name.clone();
             let pool = rayon::ThreadPoolBuilder::new()
@@ -86,16 +129,23 @@ impl<T: Task> Devices<T> {
                 .map_err(TrainError::io(format!("starting the thread of {name}")))?;
             workers.push(Worker { name, orders, answers, patience });
         }
-        let devices = Devices { workers, terms: task.terms().len(), parameters: layout.len(), slowdown: 1.0 };
+        let (terms, parameters) = (task.terms().len(), layout.len());
+        let emulated = Emulated { slowdown: 1.0, most_tokens: None };
+        let devices = Devices { workers, terms, parameters, emulated, waker, awaited: None };
         for worker in &devices.workers {
             worker.answer("building the model")?;
         }
         Ok(devices)
     }
 
-    /// From now on stretch this process's compute time by sleeping (1 = not at all), to emulate a slower machine.
-    pub(crate) fn slow_down(&mut self, factor: f64) {
-        self.slowdown = factor;
+    /// From now on pretend to be another machine.
+    pub(crate) fn emulate(&mut self, emulated: Emulated) {
+        self.emulated = emulated;
+    }
+
+    /// From now on `waker` is told when a device is done.
+    pub(crate) fn tell(&self, waker: Waker) {
+        _ = self.waker.set(waker);
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -112,31 +162,59 @@ impl<T: Task> Devices<T> {
         Ok(())
     }
 
-    /// Every device computes its jobs; the sums are added in the order of the devices.
-    pub(crate) fn gradients(
-        &self,
-        jobs: Vec<Vec<Job<T>>>,
-        scales: Vec<f32>,
-        update_key: Key,
-    ) -> Result<LocalSum, TrainError> {
-        let scales = Arc::new(scales);
+    /// Every device begins to compute its jobs.
+    pub(crate) fn begin(&mut self, jobs: Vec<Vec<Job<T>>>, terms: Terms) -> Result<(), TrainError> {
+        let terms = Arc::new(terms);
         for (worker, jobs) in self.workers.iter().zip(jobs) {
-            let order = Order::Train { jobs, scales: scales.clone(), update_key, slowdown: self.slowdown };
-            worker.send(order, "computing gradients")?;
+            let order = Order::Train { jobs, terms: terms.clone(), emulated: self.emulated };
+            worker.send(order, COMPUTING)?;
         }
-        let mut sum = LocalSum { flat: Vec::new(), compute: Vec::new() };
-        for worker in &self.workers {
-            if let Answer::Trained(work) = worker.answer("computing gradients")? {
-                sum.compute.push(work.compute);
-                if sum.flat.is_empty() {
-                    sum.flat = work.flat;
-                } else {
-                    add_in_place(&mut sum.flat, &work.flat);
-                }
+        self.awaited = Some((self.workers.iter().map(|_| None).collect(), Instant::now()));
+        Ok(())
+    }
+
+    /// The sums of what was begun, once all devices are done. Never waits.
+    pub(crate) fn poll(&mut self) -> Result<Option<LocalSum>, TrainError> {
+        let Some((answers, since)) = &mut self.awaited else { return Ok(None) };
+        for (worker, answer) in self.workers.iter().zip(answers.iter_mut()) {
+            if answer.is_none() {
+                *answer = worker.answered(*since)?;
+            }
+        }
+        if answers.iter().any(Option::is_none) {
+            return Ok(None);
+        }
+        Ok(self.awaited.take().map(|(answers, _)| self.sum(answers)))
+    }
+
+    /// The sums of what was begun, waiting for them.
+    pub(crate) fn finish(&mut self) -> Result<LocalSum, TrainError> {
+        let Some((mut answers, _)) = self.awaited.take() else { return Ok(self.sum(Vec::new())) };
+        for (worker, answer) in self.workers.iter().zip(&mut answers) {
+            if answer.is_none()
+                && let Answer::Trained(done) = worker.answer(COMPUTING)?
+            {
+                *answer = Some(done);
+            }
+        }
+        Ok(self.sum(answers))
+    }
+
+    /// Added in the order of the devices, whoever was first.
+    fn sum(&self, answers: Vec<Option<Done>>) -> LocalSum {
+        let started = Instant::now();
+        let mut sum = LocalSum { flat: Vec::new(), devices: Vec::new(), adding: Duration::ZERO };
+        for Done { work, most_tokens } in answers.into_iter().flatten() {
+            sum.devices.push(DeviceReport { compute: work.compute, after: work.after, most_tokens });
+            if sum.flat.is_empty() {
+                sum.flat = work.flat;
+            } else {
+                add_in_place(&mut sum.flat, &work.flat);
             }
         }
         sum.flat.resize(self.parameters + self.terms, 0.0);
-        Ok(sum)
+        sum.adding = started.elapsed();
+        sum
     }
 
     /// The sums of each device, and its own compute time.
@@ -153,6 +231,8 @@ impl<T: Task> Devices<T> {
         Ok(totals)
     }
 }
+
+const COMPUTING: &str = "computing gradients";
 
 /// Large enough that splitting the addition over threads pays.
 const PARALLEL_CHUNK: usize = 1 << 16;
@@ -175,11 +255,24 @@ impl<T: Task> Worker<T> {
         match self.answers.recv_timeout(self.patience) {
             Ok(answer) => answer.map_err(|reason| failed(&self.name, doing, reason)),
             Err(RecvTimeoutError::Disconnected) => Err(failed(&self.name, doing, "its thread has ended".to_owned())),
-            Err(RecvTimeoutError::Timeout) => {
-                let reason = format!("no answer for {} s (comm.progress_s)", self.patience.as_secs());
-                Err(failed(&self.name, doing, reason))
-            }
+            Err(RecvTimeoutError::Timeout) => Err(self.out_of_patience(doing)),
         }
+    }
+
+    /// What it was given to compute at `since`, if it is done.
+    fn answered(&self, since: Instant) -> Result<Option<Done>, TrainError> {
+        match self.answers.try_recv() {
+            Ok(Ok(Answer::Trained(done))) => Ok(Some(done)),
+            Ok(Ok(_)) => Err(failed(&self.name, COMPUTING, "it answered something else".to_owned())),
+            Ok(Err(reason)) => Err(failed(&self.name, COMPUTING, reason)),
+            Err(TryRecvError::Disconnected) => Err(failed(&self.name, COMPUTING, "its thread has ended".to_owned())),
+            Err(TryRecvError::Empty) if since.elapsed() > self.patience => Err(self.out_of_patience(COMPUTING)),
+            Err(TryRecvError::Empty) => Ok(None),
+        }
+    }
+
+    fn out_of_patience(&self, doing: &'static str) -> TrainError {
+        failed(&self.name, doing, format!("no answer for {} s (comm.progress_s)", self.patience.as_secs()))
     }
 }
 
@@ -191,6 +284,7 @@ fn failed(device: &str, doing: &'static str, reason: String) -> TrainError {
 struct Thread<T: Task> {
     task: Arc<T>,
     layout: Arc<Layout>,
+    waker: Arc<OnceLock<Waker>>,
 }
 
 impl<T: Task> Thread<T> {
@@ -207,32 +301,93 @@ impl<T: Task> Thread<T> {
             return;
         }
         for order in inbox {
-            if outbox.send(guarded(|| self.obey(&mut replica, order))).is_err() {
+            if outbox.send(self.obey(&mut replica, order)).is_err() {
                 return;
+            }
+            if let Some(waker) = self.waker.get() {
+                waker.wake();
             }
         }
     }
 
     fn obey(&self, replica: &mut Replica<T>, order: Order<T>) -> Result<Answer, String> {
         match order {
-            Order::Load(parameters) => {
+            Order::Load(parameters) => guarded(|| {
                 replica.load(&parameters);
                 Ok(Answer::Ready)
-            }
-            Order::Train { jobs, scales, update_key, slowdown } => {
+            }),
+            Order::Train { jobs, terms, emulated } => {
                 let before = thread_cpu_time();
-                let mut work = replica.gradients(&jobs, &scales, update_key)?;
-                if slowdown > 1.0 && !jobs.is_empty() {
-                    let busy = thread_cpu_time().zip(before).map_or(work.compute, |(after, before)| after - before);
-                    let pause = busy.mul_f64(slowdown - 1.0);
+                let mut done = self.train(replica, jobs, &terms, emulated.most_tokens)?;
+                if emulated.slowdown > 1.0 && !done.work.compute.is_zero() {
+                    let compute = &mut done.work.compute;
+                    let busy = thread_cpu_time().zip(before).map_or(*compute, |(after, before)| after - before);
+                    let pause = busy.mul_f64(emulated.slowdown - 1.0);
                     std::thread::sleep(pause);
-                    work.compute += pause;
+                    *compute += pause;
                 }
-                Ok(Answer::Trained(work))
+                Ok(Answer::Trained(done))
             }
-            Order::Evaluate { jobs } => replica.evaluate(&jobs).map(|(part, compute)| Answer::Evaluated(part, compute)),
+            Order::Evaluate { jobs } => {
+                guarded(|| replica.evaluate(&jobs)).map(|(part, compute)| Answer::Evaluated(part, compute))
+            }
         }
     }
+
+    /// Computes the jobs. If one does not fit into memory, all begin again, cut to half of what did not fit: the same
+    /// samples, and so the same sums.
+    fn train(
+        &self,
+        replica: &Replica<T>,
+        mut jobs: Vec<Job<T>>,
+        terms: &Terms,
+        emulated_memory: Option<u64>,
+    ) -> Result<Done, String> {
+        let mut most_tokens = None;
+        loop {
+            let largest = jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
+            let attempt = match emulated_memory {
+                Some(most) if largest > most => Err(format!("out of memory (emulate.memory_tokens = {most})")),
+                _ => guarded(|| replica.gradients(&jobs, &terms.scales, terms.update_key)),
+            };
+            match attempt {
+                Ok(work) => return Ok(Done { work, most_tokens }),
+                Err(reason) if is_out_of_memory(&reason) => {
+                    let most = largest / 2;
+                    jobs = self.cut(jobs, most, terms.epoch_key).map_err(|why| format!("{reason}; {why}"))?;
+                    most_tokens = Some(most);
+                }
+                Err(reason) => return Err(reason),
+            }
+        }
+    }
+
+    /// The same samples in micro-batches of at most `most` tokens.
+    fn cut(&self, jobs: Vec<Job<T>>, most: u64, epoch_key: Key) -> Result<Vec<Job<T>>, String> {
+        let mut fitting = Vec::new();
+        let mut left: Vec<MicroBatch> = jobs.into_iter().rev().map(|job| job.micro).collect();
+        while let Some(micro) = left.pop() {
+            if micro.tokens() <= most {
+                let collated = loader::collate(&*self.task, Which::Train, micro, epoch_key);
+                fitting.push(collated.map_err(|error| error.to_string())?.job);
+            } else if micro.samples.len() > 1 {
+                let [first, second] = micro.halves();
+                left.extend([second, first]);
+            } else {
+                return Err(format!(
+                    "not even one sample of {} tokens fits: use a device with more memory, a smaller model or shorter samples",
+                    micro.longest
+                ));
+            }
+        }
+        Ok(fitting)
+    }
+}
+
+/// As engines and allocators say it.
+fn is_out_of_memory(reason: &str) -> bool {
+    let reason = reason.to_lowercase();
+    ["out of memory", "outofmemory", "out_of_memory", "memory allocation"].iter().any(|words| reason.contains(words))
 }
 
 /// How long this thread has been on a core. An emulated slowdown follows it rather than the clock, or waiting for a core

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use hetseq_balance::BalanceError;
 use hetseq_comm::CommError;
 use hetseq_data::DataError;
 use hetseq_optim::OptimError;
@@ -29,6 +30,9 @@ pub enum TrainError {
     Interrupted { reason: Box<CommError>, last: String },
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The updates cannot be shared among these devices.
+    #[error(transparent)]
+    Balance(#[from] BalanceError),
     #[error(transparent)]
     Optim(#[from] OptimError),
     #[error("{device} failed while {doing}: {reason}")]
@@ -60,7 +64,7 @@ impl TrainError {
     pub fn is_usage(&self) -> bool {
         matches!(self, TrainError::Config(_) | TrainError::Task { .. })
             || matches!(self, TrainError::Comm(CommError::Mismatch { .. }))
-            || matches!(self, TrainError::Optim(_) | TrainError::Data(_))
+            || matches!(self, TrainError::Optim(_) | TrainError::Data(_) | TrainError::Balance(_))
     }
 
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> TrainError {

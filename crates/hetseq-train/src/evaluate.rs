@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use hetseq_balance::{Done, Planner, Split, Work};
 use hetseq_comm::Group;
-use hetseq_data::{Costs, EpochPlan, GlobalBatch, Pace, PlanSpec, Split};
+use hetseq_data::{Costs, EpochPlan, GlobalBatch, PlanSpec};
 use hetseq_metrics::Event;
 use serde::Serialize;
 
 use crate::crew::Crew;
 use crate::error::TrainError;
-use crate::header::DeviceTime;
 use crate::loader::{Loader, Order};
 use crate::replica::add;
-use crate::roster::{Caps, undecodable};
+use crate::roster::undecodable;
 use crate::skips::{self, Skipped};
 use crate::task::{Task, TaskError, Totals, Which};
-use crate::trainer::{mean_losses, named, weighted, work_of};
+use crate::trainer::{mean_losses, named, weighted};
 
 /// What an evaluation found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -53,11 +53,11 @@ impl Evaluation {
 const ROUND_PER_DEVICE: usize = 128;
 
 /// The devices' present parameters on the validation samples; none if the task has no such samples. A collective: all
-/// ranks call it at the same point. `pace` is what is known of the devices' speeds, `batch` the global batch of training.
+/// ranks call it at the same point. `planner` is what is known of the devices' speeds, `batch` the global batch of training.
 pub(crate) fn evaluate<T: Task>(
     crew: &mut Crew<T>,
     loader: &Loader<T>,
-    mut pace: Pace,
+    planner: Planner,
     split: Split,
     batch: GlobalBatch,
 ) -> Result<Option<Evaluation>, TrainError> {
@@ -69,33 +69,35 @@ pub(crate) fn evaluate<T: Task>(
     let round = ROUND_PER_DEVICE * crew.roster.members.len();
     let spec = PlanSpec { seed: 0, batch: GlobalBatch::Sequences(round), curriculum_epochs: 0, shuffle: false };
     let plan = EpochPlan::new(&costs, &spec, 0);
-    let usual = usual_caps(batch, crew.roster.members.len(), &costs);
-    // Orders a round, and tells what this rank's devices will have computed in it.
-    let order = |crew: &Crew<T>, pace: &Pace, k: usize| -> Result<Vec<DeviceTime>, TrainError> {
+    let (max_tokens, max_samples) = usual_caps(batch, crew.roster.members.len(), &costs);
+    let mut planner = planner.with_usual_caps(max_tokens, max_samples);
+    // Orders a round, and tells what the devices of all ranks will have computed in it.
+    let order = |crew: &Crew<T>, planner: &mut Planner, k: usize| -> Result<Vec<Work>, TrainError> {
         let update = plan.update(k);
         let tokens: Vec<u32> = update.samples.iter().map(|&sample| costs.tokens(sample)).collect();
-        let shares = crew.roster.share(pace, split, &tokens, usual)?;
-        let devices = crew.roster.my_micro_batches(&shares, update.samples);
+        let plan = planner.share(split, &tokens)?;
+        let devices = crew.roster.my_micro_batches(&plan.shares, update.samples, &tokens);
         loader.order(Order { which: Which::Valid, epoch: 0, devices })?;
-        Ok(shares[crew.roster.mine.clone()].iter().map(|share| work_of(share, &tokens)).collect())
+        Ok(plan.work)
     };
     let (mut totals, mut skipped) = (Totals::default(), Vec::new());
-    let mut next = order(crew, &pace, 0)?;
+    let mut next = order(crew, &mut planner, 0)?;
     for k in 0..plan.updates() {
-        let mut times = std::mem::take(&mut next);
+        let given = std::mem::take(&mut next);
         let work = loader.take()?;
         skipped.extend(work.skipped);
         if k + 1 < plan.updates() {
-            next = order(crew, &pace, k + 1)?;
+            next = order(crew, &mut planner, k + 1)?;
         }
-        for ((part, compute), time) in crew.devices.evaluate(work.devices)?.into_iter().zip(&mut times) {
-            time.micros = compute.as_micros() as u64;
+        let mut times = Vec::new();
+        for (part, compute) in crew.devices.evaluate(work.devices)? {
+            times.push(compute.as_micros() as u64);
             merge(&mut totals, part);
         }
         // Not only for the shares: a rank that waits for a slow one sees that it comes forward.
-        for (device, time) in exchange_times(&mut crew.group, &times)?.iter().enumerate() {
-            pace.observe(device, time.tokens, time.micros);
-        }
+        let times = exchange_times(&mut crew.group, &times)?;
+        let done = |(work, &micros): (&Work, &u64)| Done { base_s: work.base_s, micros, after_micros: 0 };
+        planner.observe(&given.iter().zip(&times).map(done).collect::<Vec<_>>());
     }
     let (totals, skipped) = exchange(crew, totals, skipped)?;
     check(&totals, costs.samples() as u64, skipped.first())
@@ -121,7 +123,7 @@ pub(crate) fn evaluate<T: Task>(
 
 /// For devices without caps: micro-batches no larger than those of training with devices of equal speed, since that is what is
 /// known to fit.
-fn usual_caps(batch: GlobalBatch, devices: usize, costs: &Costs) -> Caps {
+fn usual_caps(batch: GlobalBatch, devices: usize, costs: &Costs) -> (Option<u32>, Option<u32>) {
     let per_device = |all: usize| u32::try_from(all.div_ceil(devices)).unwrap_or(u32::MAX);
     match batch {
         GlobalBatch::Sequences(all) => (None, Some(per_device(all))),
@@ -144,12 +146,12 @@ fn check(totals: &Totals, samples: u64, skipped: Option<&Skipped>) -> Result<(),
     Ok(())
 }
 
-/// What all devices of all ranks computed in a round, in the order of the roster.
-fn exchange_times(group: &mut Group, mine: &[DeviceTime]) -> Result<Vec<DeviceTime>, TrainError> {
+/// How long all devices of all ranks computed in a round, in microseconds and in the order of the roster.
+fn exchange_times(group: &mut Group, mine: &[u64]) -> Result<Vec<u64>, TrainError> {
     let bytes = postcard::to_stdvec(mine).map_err(|error| undecodable(group.rank(), &error))?;
     let mut all = Vec::new();
     for (rank, bytes) in group.agree(&bytes)?.iter().enumerate() {
-        let theirs: Vec<DeviceTime> = postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+        let theirs: Vec<u64> = postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
         all.extend(theirs);
     }
     Ok(all)
@@ -161,7 +163,7 @@ fn exchange<T: Task>(
     mine: Totals,
     skipped: Vec<Skipped>,
 ) -> Result<(Totals, Vec<Skipped>), TrainError> {
-    let skipped = skips::to_tell(skipped, &crew.group);
+    let skipped = skips::to_tell(skipped, crew.whose().as_deref());
     let parts = (mine.samples, mine.counts, mine.losses, mine.scores, skipped);
     let bytes = postcard::to_stdvec(&parts).map_err(|error| undecodable(crew.group.rank(), &error))?;
     let (mut totals, mut all_skipped) = (Totals::default(), Vec::new());

@@ -1,6 +1,7 @@
-//! The update header: the one tiny exchange before each backward pass. Pure: what a rank says, and what follows from
-//! what all ranks said. Counts and samples make the arithmetic exact, hashes make it safe, the stop flag makes signals
-//! work, and the times of the last update steer the split: none of them needs a protocol of its own.
+//! The update header: what ranks tell each other before an update. It travels ahead of the gradients of the update before it,
+//! so that there is one moment per update at which ranks wait for each other, not two. Pure: what a rank says, and what
+//! follows from what all ranks said. Counts and samples make the arithmetic exact, hashes make it safe, the stop flag makes
+//! signals work, and the times of the last update steer the split: none of them needs a protocol of its own.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,44 +17,46 @@ pub(crate) struct Header {
     /// What this rank will compute, and the counts of each loss term in it.
     pub(crate) samples: u64,
     pub(crate) counts: Vec<u64>,
-    /// This rank was told to stop: finish this update, save, leave.
+    /// This rank was told to stop: save, leave, and do not begin this update.
     pub(crate) stop: bool,
-    /// Whether the run ends early; rank 0's is used.
-    pub(crate) ending: Ending,
+    /// Whether the run ends before this update, though it was planned; rank 0's is used.
+    pub(crate) ends: bool,
     /// Computed from the schedule; rank 0's is used, since `cos` and `pow` differ between machines.
     pub(crate) lr: f64,
-    /// Of the parameters before this update, when it was taken.
+    /// Of the parameters, when it was taken.
     pub(crate) checksum: Option<u64>,
     /// The updates of the newest complete checkpoint and of the best one. Rank 0's count: it has the disk.
     pub(crate) saved: Option<u64>,
     pub(crate) best: Option<u64>,
-    /// What each device of this rank did in the last update.
-    pub(crate) last: Vec<DeviceTime>,
-    /// How long this rank waited for its samples of this update.
-    pub(crate) data_wait_micros: u64,
+    /// What each device of this rank did in the update that was just computed.
+    pub(crate) devices: Vec<DeviceTime>,
+    /// What this rank did beside.
+    pub(crate) rank: RankTime,
     /// Samples of this update that this rank could not read; they are counted in `samples`, but not in `counts`.
     pub(crate) skipped: Vec<Skipped>,
-}
-
-/// Whether a run ends before its last planned update.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Ending {
-    #[default]
-    No,
-    /// There has been enough already: this update is not done.
-    Before,
-    /// This update is the last.
-    After,
 }
 
 /// Integers, so that every rank computes the same split from them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceTime {
-    pub(crate) samples: u64,
-    /// As computed, padding included.
-    pub(crate) tokens: u64,
-    /// Own compute time, never waiting.
+    /// Own time over its micro-batches, never waiting.
     pub(crate) micros: u64,
+    /// Own time after them.
+    pub(crate) after_micros: u64,
+    /// It ran out of memory: from now on at most so many tokens in a micro-batch.
+    pub(crate) most_tokens: Option<u64>,
+}
+
+/// Where a rank's time went beside its devices'.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RankTime {
+    /// In this update: waiting for the samples of the next one.
+    pub(crate) data_micros: u64,
+    /// In the update before: adding the devices up, the optimizer, loading parameters.
+    pub(crate) host_micros: u64,
+    /// In the exchange before: moving bytes, and waiting for others or for the line.
+    pub(crate) exchange_micros: u64,
+    pub(crate) wait_micros: u64,
 }
 
 /// What all ranks agreed on.
@@ -61,14 +64,13 @@ pub(crate) struct DeviceTime {
 pub(crate) struct Agreed {
     pub(crate) counts: Vec<u64>,
     pub(crate) stop: bool,
-    pub(crate) ending: Ending,
+    pub(crate) ends: bool,
     pub(crate) lr: f64,
     pub(crate) saved: Option<u64>,
     pub(crate) best: Option<u64>,
     /// Of all devices of the group, rank by rank.
-    pub(crate) last: Vec<DeviceTime>,
-    /// Of the rank that waited longest: the others wait for it.
-    pub(crate) data_wait_micros: u64,
+    pub(crate) devices: Vec<DeviceTime>,
+    pub(crate) ranks: Vec<RankTime>,
     pub(crate) skipped: Vec<Skipped>,
 }
 
@@ -103,12 +105,12 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
     Ok(Agreed {
         counts,
         stop: headers.iter().any(|header| header.stop),
-        ending: first.ending,
+        ends: first.ends,
         lr: first.lr,
         saved: first.saved,
         best: first.best,
-        last: headers.iter().flat_map(|header| header.last.iter().copied()).collect(),
-        data_wait_micros: headers.iter().map(|header| header.data_wait_micros).max().unwrap_or(0),
+        devices: headers.iter().flat_map(|header| header.devices.iter().copied()).collect(),
+        ranks: headers.iter().map(|header| header.rank).collect(),
         skipped: headers.iter().flat_map(|header| header.skipped.iter().cloned()).collect(),
     })
 }
@@ -121,6 +123,13 @@ fn same(headers: &[Header], what: &'static str, value: impl Fn(&Header) -> u64) 
             let detail = format!("rank 0 has {first:016x}, rank {rank} has {:016x}", value(&headers[rank]));
             Err(Conflict { what, detail })
         }
+    }
+}
+
+impl Agreed {
+    /// Of the rank that waited longest for samples: the others wait for it.
+    pub(crate) fn data_wait_s(&self) -> f64 {
+        self.ranks.iter().map(|rank| rank.data_micros).max().unwrap_or(0) as f64 * 1e-6
     }
 }
 
@@ -142,13 +151,13 @@ mod tests {
             samples,
             counts: vec![count],
             stop: false,
-            ending: Ending::No,
+            ends: false,
             lr: 0.5,
             checksum: None,
             saved: None,
             best: None,
-            last: vec![DeviceTime { samples, tokens: samples, micros: 10 }],
-            data_wait_micros: samples,
+            devices: vec![DeviceTime { micros: 10, ..DeviceTime::default() }],
+            rank: RankTime { data_micros: samples, ..RankTime::default() },
             skipped: vec![Skipped { sample: samples as u32, reason: "torn".to_owned() }],
         }
     }
@@ -158,13 +167,13 @@ mod tests {
         let mut second = header(0, 0);
         second.stop = true;
         second.lr = 0.25;
-        second.ending = Ending::Before;
+        second.ends = true;
         let first = Header { saved: Some(6), best: Some(4), ..header(6, 60) };
         let agreed = agree(&[first, second], 6).unwrap();
-        assert_eq!(agreed.ending, Ending::No, "it is for rank 0 to say");
-        assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.last.len()), (vec![60], true, 0.5, 2));
+        assert!(!agreed.ends, "it is for rank 0 to say");
         assert_eq!((agreed.saved, agreed.best), (Some(6), Some(4)));
-        assert_eq!((agreed.data_wait_micros, agreed.skipped.len()), (6, 2));
+        assert_eq!((agreed.data_wait_s(), agreed.skipped.len()), (6e-6, 2));
+        assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.devices.len()), (vec![60], true, 0.5, 2));
     }
 
     #[test]

@@ -15,11 +15,12 @@ use crate::error::TrainError;
 use crate::task::Task;
 
 /// Keys that may differ from rank to rank. A section name stands for all its keys.
-const LOCAL: [&str; 16] = [
+const LOCAL: [&str; 18] = [
     "run.dir",
     "run.devices",
     "run.log_every",
     "run.loader_threads",
+    "run.memory_mib",
     "task.data",
     "task.config",
     "task.tokenizer",
@@ -29,13 +30,14 @@ const LOCAL: [&str; 16] = [
     "task.unpack_dir",
     "batch.micro",
     "batch.max_tokens",
+    "batch.probe_s",
     "comm",
     "emulate",
     "debug",
 ];
 
 /// Keys of a local section that must be the same nevertheless.
-const SHARED: [&str; 2] = ["comm.wire", "comm.route"];
+const SHARED: [&str; 3] = ["comm.wire", "comm.route", "comm.measure"];
 
 pub(crate) fn identity<T: Task>(
     command: &str,

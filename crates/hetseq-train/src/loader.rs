@@ -22,20 +22,44 @@ use crate::task::{Samples, Task, TaskError, Which};
 
 /// One micro-batch, ready for a device.
 pub(crate) struct Job<T: Task> {
-    pub(crate) samples: Vec<u32>,
+    pub(crate) micro: MicroBatch,
     pub(crate) batch: T::Batch,
 }
 
-/// What to collate: for each local device its micro-batches as sample ids.
+/// Samples that go through the model together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MicroBatch {
+    pub(crate) samples: Vec<u32>,
+    /// Tokens of the longest: all are padded to it.
+    pub(crate) longest: u32,
+}
+
+impl MicroBatch {
+    /// As computed, padding included.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.samples.len() as u64 * u64::from(self.longest)
+    }
+
+    /// For a device that cannot hold it. The longest of all may be longer than need be in one half, never too short.
+    pub(crate) fn halves(self) -> [MicroBatch; 2] {
+        let MicroBatch { mut samples, longest } = self;
+        let rest = samples.split_off(samples.len().div_ceil(2));
+        [samples, rest].map(|samples| MicroBatch { samples, longest })
+    }
+}
+
+/// What to collate: for each local device its micro-batches.
 pub(crate) struct Order {
     pub(crate) which: Which,
     pub(crate) epoch: u64,
-    pub(crate) devices: Vec<Vec<Vec<u32>>>,
+    pub(crate) devices: Vec<Vec<MicroBatch>>,
 }
 
 /// An order carried out.
 pub(crate) struct Prepared<T: Task> {
     pub(crate) devices: Vec<Vec<Job<T>>>,
+    /// What the randomness of its samples hangs on.
+    pub(crate) epoch_key: Key,
     /// Per loss term, over all local devices.
     pub(crate) counts: Vec<u64>,
     /// With those that were skipped.
@@ -124,17 +148,18 @@ fn failed(doing: &'static str, reason: String) -> TrainError {
 fn prepare<T: Task>(task: &T, seed: u64, order: Order) -> Result<Prepared<T>, TrainError> {
     let epoch_key = Key::root(seed).name("sample").index(order.epoch);
     let terms = task.terms().len();
-    let collate = |samples: Vec<u32>| collate(task, order.which, samples, epoch_key, terms);
-    let device = |micro: Vec<Vec<u32>>| -> Vec<_> { micro.into_par_iter().map(collate).collect() };
+    let collate = |micro: MicroBatch| collate(task, order.which, micro, epoch_key);
+    let device = |micro: Vec<MicroBatch>| -> Vec<_> { micro.into_par_iter().map(collate).collect() };
     let collated: Vec<Vec<_>> = order.devices.into_par_iter().map(device).collect();
-    let mut prepared = Prepared { devices: Vec::new(), counts: vec![0; terms], samples: 0, skipped: Vec::new() };
+    let mut prepared =
+        Prepared { devices: Vec::new(), epoch_key, counts: vec![0; terms], samples: 0, skipped: Vec::new() };
     for micro_batches in collated {
         let mut jobs = Vec::with_capacity(micro_batches.len());
         for collated in micro_batches {
             // Of several errors the first in order: which one is told must not depend on the threads.
             let Collated { job, counts, skipped } = collated?;
             add(&mut prepared.counts, counts);
-            prepared.samples += job.samples.len() as u64;
+            prepared.samples += job.micro.samples.len() as u64;
             prepared.skipped.extend(skipped);
             jobs.push(job);
         }
@@ -143,28 +168,28 @@ fn prepare<T: Task>(task: &T, seed: u64, order: Order) -> Result<Prepared<T>, Tr
     Ok(prepared)
 }
 
-struct Collated<T: Task> {
-    job: Job<T>,
+pub(crate) struct Collated<T: Task> {
+    pub(crate) job: Job<T>,
     counts: Vec<u64>,
     skipped: Vec<Skipped>,
 }
 
-fn collate<T: Task>(
+/// One micro-batch. Pure but for what the task reads: the same samples give the same batch whenever and wherever.
+pub(crate) fn collate<T: Task>(
     task: &T,
     which: Which,
-    samples: Vec<u32>,
+    micro: MicroBatch,
     epoch_key: Key,
-    terms: usize,
 ) -> Result<Collated<T>, TrainError> {
-    let asked = Samples::new(which, &samples, epoch_key);
+    let asked = Samples::new(which, &micro.samples, epoch_key);
     let batch = task.collate(&asked).map_err(|reason| TrainError::Collate { task: T::NAME, reason })?;
     let skipped = asked.into_skipped();
-    let counts = task.counts(&batch);
+    let (counts, terms) = (task.counts(&batch), task.terms().len());
     if counts.len() != terms {
         let reason = format!("it names {terms} loss terms but counted {}", counts.len());
         return Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) });
     }
-    Ok(Collated { job: Job { samples, batch }, counts, skipped })
+    Ok(Collated { job: Job { micro, batch }, counts, skipped })
 }
 
 #[cfg(test)]

@@ -24,7 +24,10 @@ pub(crate) struct Replica<T: Task> {
 /// What a device did for one update: the flat gradient sum with the loss sums of the terms behind it.
 pub(crate) struct Work {
     pub(crate) flat: Vec<f32>,
+    /// Over its micro-batches.
     pub(crate) compute: Duration,
+    /// After them: the gradients come from the device.
+    pub(crate) after: Duration,
 }
 
 impl<T: Task> Replica<T> {
@@ -45,7 +48,7 @@ impl<T: Task> Replica<T> {
         let mut sums = Accumulator::default();
         let mut losses: Option<Tensor<1>> = None;
         for job in jobs {
-            let keys = job.samples.iter().map(|&sample| update_key.index(u64::from(sample))).collect();
+            let keys = job.micro.samples.iter().map(|&sample| update_key.index(u64::from(sample))).collect();
             let pass = Pass::new(&self.device, keys);
             let outcome = self.forward(&self.model, job, &pass)?;
             let minimised = outcome
@@ -62,12 +65,13 @@ impl<T: Task> Replica<T> {
             });
             pass.tape.backward(&minimised, |gradients| sums.add(&self.model, gradients));
         }
+        let computed = start.elapsed();
         let mut flat = sums.download(&self.layout, self.terms)?;
         match losses {
             Some(losses) => flat::append(losses, self.terms, &mut flat)?,
             None => flat.resize(self.layout.len() + self.terms, 0.0),
         }
-        Ok(Work { flat, compute: start.elapsed() })
+        Ok(Work { flat, compute: computed, after: start.elapsed() - computed })
     }
 
     /// Sums of losses and scores, without dropout, and without a graph, which only a backward pass would free.
@@ -77,7 +81,7 @@ impl<T: Task> Replica<T> {
         let mut totals = Totals { counts: vec![0; self.terms], losses: vec![0.0; self.terms], ..Totals::default() };
         for job in jobs {
             let outcome = self.forward(&model, job, &Pass::new(&device, Vec::new()))?;
-            totals.samples += job.samples.len() as u64;
+            totals.samples += job.micro.samples.len() as u64;
             add(&mut totals.counts, self.task.counts(&job.batch));
             add(&mut totals.losses, scalars(outcome.losses)?);
             add(&mut totals.scores, scalars(outcome.scores)?);

@@ -1,87 +1,101 @@
-//! Who is in the group: every device of every rank, in one order that all ranks share. Exchanged once per group.
+//! Who is in the group: every device of every rank, in one order that all ranks share, with what was measured of it.
+//! Exchanged once per group.
 
 use std::ops::Range;
+use std::path::Path;
 
-use hetseq_comm::{Group, Shards};
-use hetseq_data::{DataError, DeviceLoad, Pace, Share, Split, share};
-use serde::{Deserialize, Serialize};
+use fs_err as fs;
+use hetseq_balance::{DeviceProfile, Line, Profile, RankProfile, Share};
+use hetseq_comm::Group;
 
 use crate::error::TrainError;
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Member {
-    pub(crate) device: String,
-    /// The device's part of its rank's `--weight`.
-    pub(crate) weight: f64,
-    pub(crate) max_tokens: Option<u32>,
-    pub(crate) max_samples: Option<u32>,
-}
+use crate::loader::MicroBatch;
+use crate::probe::{Entry, Kept, ProbeKey};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Roster {
-    /// (rank, device), rank by rank.
-    pub(crate) members: Vec<(usize, Member)>,
+    pub(crate) profile: Profile,
+    /// (rank, name) of each device, rank by rank.
+    pub(crate) members: Vec<(usize, String)>,
     /// Which of them belong to this rank.
     pub(crate) mine: Range<usize>,
-    /// Per rank: how much of each sum it adds up.
-    owners: Vec<f64>,
+    /// Per rank, what its measurements depend on; none if nothing was measured.
+    pub(crate) keys: Vec<Option<ProbeKey>>,
 }
 
-/// Tokens and samples of a micro-batch at most.
-pub(crate) type Caps = (Option<u32>, Option<u32>);
+/// What a rank tells of itself: its part of the sum if that is set, and its devices.
+type Told = (Option<f64>, Option<ProbeKey>, Vec<DeviceProfile>);
 
 impl Roster {
-    pub(crate) fn exchange(group: &mut Group, own: f64, mine: &[Member]) -> Result<Self, TrainError> {
-        let bytes = postcard::to_stdvec(&(own, mine)).map_err(|error| undecodable(0, &error))?;
-        let (mut members, mut owners) = (Vec::new(), Vec::new());
-        let mut range = 0..0;
+    /// Everybody's devices; `lines` and `like` are the same on all ranks, `like` as a pattern for what they hold in common.
+    pub(crate) fn exchange(group: &mut Group, mine: Told, lines: Vec<Line>, like: Profile) -> Result<Self, TrainError> {
+        // As JSON: what ranks of another version send is refused with words, and floats come over as they are.
+        let bytes = serde_json::to_vec(&mine).map_err(|error| undecodable(group.rank(), &error))?;
+        let (mut ranks, mut members, mut keys, mut range) = (Vec::new(), Vec::new(), Vec::new(), 0..0);
         for (rank, bytes) in group.agree(&bytes)?.iter().enumerate() {
-            let (own, theirs): (f64, Vec<Member>) =
-                postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
-            owners.push(own);
+            let (own, key, devices): Told = serde_json::from_slice(bytes).map_err(|error| undecodable(rank, &error))?;
+            keys.push(key);
             let first = members.len();
-            members.extend(theirs.into_iter().map(|member| (rank, member)));
+            members.extend(devices.iter().map(|device| (rank, device.name.clone())));
             if rank == group.rank() {
                 range = first..members.len();
             }
+            let line = lines.get(rank).copied().unwrap_or_default();
+            ranks.push(RankProfile { host: group.host(rank).to_owned(), devices, host_s: 0.0, line, own });
         }
-        Ok(Roster { members, mine: range, owners })
+        Ok(Roster { profile: Profile { ranks, ..like }, members, mine: range, keys })
     }
 
-    /// Which rank adds up which part of a vector of `len` values.
-    pub(crate) fn shards(&self, len: usize) -> Shards {
-        Shards::weighted(len, &self.owners)
+    /// A device cannot hold more than `most_tokens` at once; the next start shall know.
+    pub(crate) fn cap(&mut self, device: usize, most_tokens: u32) {
+        if let Some(device) = self.profile.ranks.iter_mut().flat_map(|rank| &mut rank.devices).nth(device) {
+            device.max_tokens = Some(device.max_tokens.map_or(most_tokens, |known| known.min(most_tokens)));
+        }
     }
 
-    /// Who computes which part of an update whose samples cost `tokens`. `usual`: tokens and samples of a micro-batch at most,
-    /// for a device without caps of its own.
-    pub(crate) fn share(
-        &self,
-        pace: &Pace,
-        split: Split,
-        tokens: &[u32],
-        usual: Caps,
-    ) -> Result<Vec<Share>, DataError> {
-        let weights: Vec<f64> = self.members.iter().map(|(_, member)| member.weight).collect();
-        let own = |member: &Member| (member.max_tokens, member.max_samples);
-        let caps = self.members.iter().map(|(_, member)| match own(member) {
-            (None, None) => usual,
-            caps => caps,
-        });
-        let caps: Vec<Caps> = caps.collect();
-        let loads: Vec<DeviceLoad> = pace.loads(split, &weights, &caps);
-        share(tokens, &loads)
+    /// What was measured, for the next start.
+    pub(crate) fn entries(&self) -> Vec<Entry> {
+        let entry = |(key, rank): (&Option<ProbeKey>, &RankProfile)| {
+            Some(Entry { key: key.clone()?, devices: rank.devices.clone() })
+        };
+        self.keys.iter().zip(&self.profile.ranks).filter_map(entry).collect()
     }
 
-    /// The micro-batches of this rank's devices, as sample ids.
-    pub(crate) fn my_micro_batches(&self, shares: &[Share], samples: &[u32]) -> Vec<Vec<Vec<u32>>> {
-        let ids = |share: &Share| share.micro.iter().map(|range| samples[range.clone()].to_vec()).collect();
-        shares[self.mine.clone()].iter().map(ids).collect()
+    /// Rank 0: leaves what was measured in the run directory, for the next start and for `hetseq plan`.
+    pub(crate) fn keep(&self, dir: &Path, profile: &Profile) {
+        let entries = self.entries();
+        if !entries.is_empty() {
+            Kept::read(dir).renewed(entries).write(dir);
+        }
+        let write = || -> std::io::Result<()> {
+            let temporary = dir.join(".profile.json");
+            fs::write(&temporary, serde_json::to_vec_pretty(profile)?)?;
+            fs::rename(temporary, dir.join("profile.json"))
+        };
+        if let Err(error) = write() {
+            tracing::debug!("the profile of the group could not be written: {error}");
+        }
+    }
+
+    /// `cpu:0 of rank 2 (host)`, as it stands in messages.
+    pub(crate) fn name(&self, device: usize) -> String {
+        let Some((rank, name)) = self.members.get(device) else { return "a device".to_owned() };
+        let host = self.profile.ranks.get(*rank).map_or("unknown", |rank| &rank.host);
+        format!("{name} of rank {rank} ({host})")
+    }
+
+    /// The micro-batches of this rank's devices.
+    pub(crate) fn my_micro_batches(&self, shares: &[Share], samples: &[u32], tokens: &[u32]) -> Vec<Vec<MicroBatch>> {
+        let micro = |range: &Range<usize>| MicroBatch {
+            samples: samples[range.clone()].to_vec(),
+            longest: tokens[range.clone()].iter().copied().max().unwrap_or(0),
+        };
+        shares[self.mine.clone()].iter().map(|share| share.micro.iter().map(micro).collect()).collect()
     }
 }
 
 /// What cannot be read came from a program of another version, or was garbled past the checksums.
-pub(crate) fn undecodable(rank: usize, error: &postcard::Error) -> TrainError {
+pub(crate) fn undecodable(rank: usize, error: &dyn std::fmt::Display) -> TrainError {
     TrainError::Disagreement {
         update: 0,
         what: "the form of messages",

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use hetseq_balance::Split;
 use hetseq_comm::Place;
-use hetseq_data::{Pace, Split};
 use hetseq_metrics::Event;
 
 use crate::checkpoint::{Checkpoints, WEIGHTS};
 use crate::config::{Config, Reset, Resume};
-use crate::crew::{Crew, open};
+use crate::crew::{Crew, Survey, open};
 use crate::error::TrainError;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::loader::Loader;
@@ -61,7 +61,7 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
     if options.weight.is_some() && config.batch.split != Split::Weights {
         return Err(TrainError::Config("--weight only counts with batch.split = \"weights\"; set that too".to_owned()));
     }
-    let mut crew = Crew::assemble("train", task, &config, options)?;
+    let mut crew = Crew::assemble("train", task, &config, options, Survey::Measure)?;
     // Before this a signal simply ends the process: there is nothing to save yet.
     let stop = StopFlag::listen().map_err(TrainError::io("listening for signals"))?;
     let mut start = match Start::find(&mut crew, &config, options) {
@@ -114,7 +114,7 @@ pub(crate) fn eval<T: Task>(
     options: &RunOptions,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-    let mut crew = Crew::assemble("eval", open::<T>(&config)?, &config, options)?;
+    let mut crew = Crew::assemble("eval", open::<T>(&config)?, &config, options, Survey::Nothing)?;
     match eval_with(&mut crew, &config, checkpoint) {
         Ok(found) => {
             crew.group.close();
@@ -155,8 +155,8 @@ fn eval_with<T: Task>(
     crew.group.broadcast(0, &mut parameters)?;
     crew.devices.load(&Arc::new(parameters))?;
     let loader = Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?;
-    let pace = Pace::new(crew.roster.members.len());
-    let evaluation = evaluate(crew, &loader, pace, config.batch.split, config.batch.global)?;
+    let planner = crew.planner();
+    let evaluation = evaluate(crew, &loader, planner, config.batch.split, config.batch.global)?;
     let evaluation = evaluation.ok_or_else(|| TrainError::Task {
         task: T::NAME,
         reason: TaskError::Other("there are no validation samples to evaluate on".to_owned()),

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use hetseq_comm::Group;
 use serde::{Deserialize, Serialize};
 
 use crate::task::Which;
@@ -21,12 +20,12 @@ const TOLD: usize = 100;
 /// As this rank tells the others: with whose disk it was, since data are compared by names and sizes only and another
 /// machine's copy may be whole; and without the reasons that nobody will read, so that it stays small if all is gone. All
 /// of them: by their number it is seen whether an update has any sample left.
-pub(crate) fn to_tell(mut skipped: Vec<Skipped>, group: &Group) -> Vec<Skipped> {
+pub(crate) fn to_tell(mut skipped: Vec<Skipped>, whose: Option<&str>) -> Vec<Skipped> {
     for (i, Skipped { reason, .. }) in skipped.iter_mut().enumerate() {
         if i >= TOLD {
             reason.clear();
-        } else if group.world() > 1 {
-            *reason = format!("{reason} (rank {}, {})", group.rank(), group.host(group.rank()));
+        } else if let Some(whose) = whose {
+            *reason = format!("{reason} ({whose})");
         }
     }
     skipped
@@ -81,7 +80,7 @@ mod tests {
 
     #[test]
     fn all_are_told_of_but_few_with_reasons() {
-        let told = to_tell((0..5000).map(skipped).collect(), &Group::alone());
+        let told = to_tell((0..5000).map(skipped).collect(), None);
         assert_eq!((told.len(), told[TOLD - 1].reason.as_str()), (5000, "99.jpg is torn"));
         assert!(told[TOLD..].iter().all(|skipped| skipped.reason.is_empty()));
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err as fs;
-use hetseq_data::{Pace, PlanSpec};
+use hetseq_data::PlanSpec;
 use hetseq_metrics::{Change, Event, Workers};
 use hetseq_optim::{OptimError, Optimizer};
 
@@ -110,11 +110,11 @@ impl<T: Task> Start<T> {
         best_metric: Metric,
     ) -> Trainer<T> {
         let mut workers = Workers::default();
-        for (rank, member) in &crew.roster.members {
-            workers.add_device(*rank, crew.group.host(*rank), &member.device);
+        for (rank, device) in &crew.roster.members {
+            workers.add_device(*rank, crew.group.host(*rank), device);
         }
         Trainer {
-            pace: Pace::new(crew.roster.members.len()),
+            planner: crew.planner(),
             terms: crew.task.terms(),
             total_updates: self.state.total_updates.unwrap_or_default(),
             last_saved: saved(&self.state),

@@ -8,21 +8,24 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hetseq_data::{Cursor, Pace, Share, Split};
-use hetseq_metrics::{Event, Workers};
+use hetseq_balance::{Done, Plan, Planner, Split, Work};
+use hetseq_comm::{Contribution, Shards};
+use hetseq_data::Cursor;
+use hetseq_metrics::{Event, RankSeconds, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm};
 use hetseq_random::Key;
 
 use crate::checkpoint::{Checkpoints, Common, Saver};
 use crate::config::Config;
 use crate::crew::Crew;
-use crate::devices::LocalSum;
+use crate::devices::{LocalSum, Terms};
 use crate::error::TrainError;
-use crate::header::{self, Agreed, DeviceTime, Ending, Header};
+use crate::header::{self, Agreed, DeviceTime, Header, RankTime};
 use crate::itinerary::{Itinerary, Planned};
 use crate::loader::{Loader, Order, Prepared};
 use crate::observer::{Observer, at_update};
 use crate::roster::undecodable;
+use crate::run::run_dir;
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
 use crate::skips::{self, Skips};
@@ -46,7 +49,7 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) terms: Vec<Term>,
     pub(crate) loader: Loader<T>,
     pub(crate) valid_loader: Loader<T>,
-    pub(crate) pace: Pace,
+    pub(crate) planner: Planner,
     pub(crate) pulse: Pulse,
     pub(crate) workers: Workers,
     pub(crate) skips: Skips,
@@ -65,10 +68,12 @@ pub(crate) struct Trainer<T: Task> {
 /// What the next header has to say of the last update, and what was ordered ahead.
 #[derive(Default)]
 pub(crate) struct Pulse {
-    /// Work of all devices in the updates that were ordered from the loader and not yet done.
-    ordered: VecDeque<Vec<DeviceTime>>,
-    last: Vec<DeviceTime>,
-    last_seconds: f64,
+    /// The updates that were ordered from the loader and not yet done.
+    ordered: VecDeque<Ordered>,
+    /// What this rank did in the last update beside computing.
+    last: RankTime,
+    /// What all devices were given to do in it.
+    work: Vec<Work>,
     checksum: Option<u64>,
     /// What the loader is to prepare next.
     to_order: Cursor,
@@ -77,12 +82,22 @@ pub(crate) struct Pulse {
     done: u64,
     /// How long these updates waited for samples, in all.
     pub(crate) data_wait_s: f64,
+    /// Devices that were said to get nothing.
+    left_out: Vec<usize>,
 }
 
 impl Pulse {
     pub(crate) fn beginning_at(cursor: &Cursor) -> Self {
         Pulse { first: cursor.updates, to_order: cursor.clone(), ..Pulse::default() }
     }
+}
+
+/// What an update was planned to be.
+#[derive(Default)]
+struct Ordered {
+    /// Of all devices.
+    work: Vec<Work>,
+    predicted_s: f64,
 }
 
 /// How a run ended.
@@ -93,11 +108,19 @@ pub enum End {
     Stopped,
 }
 
+/// What comes next, as all ranks agreed.
+pub(crate) struct Next<T: Task> {
+    /// None when the run is at its planned end.
+    coming: Option<(Planned, Prepared<T>)>,
+    agreed: Agreed,
+}
+
 /// The reduced gradient, with what was learnt on the way.
 struct Global {
     flat: Vec<f32>,
     losses: Vec<f64>,
     norm: f64,
+    predicted_s: f64,
 }
 
 impl<T: Task> Trainer<T> {
@@ -105,86 +128,199 @@ impl<T: Task> Trainer<T> {
         if self.itinerary.at(&self.state.cursor).is_none() {
             self.observer.tell(&Event::Warning { message: nothing_to_do(self.state.cursor.updates) });
         }
+        self.keep_profile();
         self.crew.devices.load(&self.parameters)?;
-        for _ in 0..self.config.run.prefetch {
+        for _ in 0..=self.config.run.prefetch {
             self.order_next()?;
         }
-        while let Some(update) = self.itinerary.at(&self.state.cursor) {
-            let started = Instant::now();
+        let mut started = Instant::now();
+        let mut next = self.first()?;
+        if let Some(end) = self.end_at_once(&next.agreed)? {
+            return Ok(end);
+        }
+        while let Some((update, work)) = next.coming {
+            let agreed = next.agreed;
             self.look_after_saves()?;
-            let asked = Instant::now();
-            let work = self.loader.take()?;
-            let agreed = self.agree(&update, &work, asked.elapsed())?;
-            if agreed.ending == Ending::Before {
-                return self.end_before();
-            }
-            self.note_skipped(&update, &agreed)?;
+            let mut global;
+            (global, next) = self.compute(&update, work, &agreed)?;
             self.order_next()?;
-            let local = self.gradients(&update, work, &agreed)?;
-            let global = self.reduce(local)?;
-            self.step(&global, &agreed)?;
-            self.crew.devices.load(&self.parameters)?;
+            self.step(&mut global, &agreed)?;
             self.state.cursor = self.after(&update);
-            self.observe(&update, &global, &agreed, started);
-            self.pass_milestones(&update, &agreed)?;
-            if agreed.ending == Ending::After {
-                return self.end_after();
+            self.observe(&update, &global, &agreed, &next.agreed, started);
+            if let Some(end) = self.pass_milestones(&update, &next.agreed)? {
+                return Ok(end);
             }
-            if agreed.stop {
-                self.finish_saves()?;
-                self.settle()?;
-                return Ok(End::Stopped);
-            }
+            started = Instant::now();
         }
         self.finish_saves()?;
         self.settle()?;
         Ok(End::Finished)
     }
 
-    /// The tiny exchange before the backward pass.
-    fn agree(&mut self, update: &Planned, work: &Prepared<T>, wait: Duration) -> Result<Agreed, TrainError> {
-        let mut mine = self.header(update.fingerprint, work.samples, work.counts.clone());
-        mine.data_wait_micros = wait.as_micros() as u64;
-        mine.skipped = skips::to_tell(work.skipped.clone(), &self.crew.group);
-        mine.ending = self.ending(update);
-        self.exchange(&mine, update.samples.len() as u64)
+    /// Before the first update the header travels by itself.
+    fn first(&mut self) -> Result<Next<T>, TrainError> {
+        let cursor = self.state.cursor.clone();
+        self.crew.group.at(at_update(cursor.updates + 1));
+        let coming = self.itinerary.at(&cursor);
+        let mut mine = self.header(&cursor, coming.as_ref());
+        let coming = match coming {
+            Some(update) => {
+                let asked = Instant::now();
+                let work = self.loader.take()?;
+                mine.rank.data_micros = asked.elapsed().as_micros() as u64;
+                mine.of_work(&work, self.crew.whose());
+                Some((update, work))
+            }
+            None => None,
+        };
+        let notes = self.crew.group.agree(&encoded(&mine, self.crew.group.rank())?)?;
+        let agreed = self.agree(&notes, coming.as_ref().map(|(update, _)| update), 0)?;
+        Ok(Next { coming, agreed })
     }
 
-    /// Says which samples could not be read. If that is all of them, something else is wrong than a file here and there;
-    /// all ranks see it in the same headers and stop together.
-    fn note_skipped(&mut self, update: &Planned, agreed: &Agreed) -> Result<(), TrainError> {
+    /// The gradients of `update`, summed over all ranks, and what comes next: this rank's header for that goes ahead of its
+    /// gradients as soon as they are there, and what others send meanwhile is taken in while the devices compute.
+    fn compute(
+        &mut self,
+        update: &Planned,
+        work: Prepared<T>,
+        agreed: &Agreed,
+    ) -> Result<(Global, Next<T>), TrainError> {
+        self.observer.audit(self.state.cursor.updates + 1, update.epoch + 1, || {
+            work.devices.iter().flatten().flat_map(|job| job.micro.samples.iter().copied()).collect()
+        })?;
+        let weights: Vec<f64> = self.terms.iter().map(|term| term.weight).collect();
+        let terms = Terms {
+            scales: header::scales(&weights, &agreed.counts),
+            update_key: Key::root(self.config.run.seed).name("dropout").index(self.state.cursor.updates),
+            epoch_key: work.epoch_key,
+        };
+        self.crew.group.at(at_update(self.state.cursor.updates + 1));
+        self.crew.devices.begin(work.devices, terms)?;
+        let ordered = self.pulse.ordered.pop_front().unwrap_or_default();
+        let after = self.after(update);
+        let coming = self.itinerary.at(&after);
+        let mut mine = self.header(&after, coming.as_ref());
+        let (mut prepared, mut adding) = (None, Duration::ZERO);
+        let (len, comm) = (self.crew.layout.len() + self.terms.len(), &self.config.comm);
+        let shards = Shards::weighted(len, self.planner.ownership());
+        let (rank, whose) = (self.crew.group.rank(), self.crew.whose());
+        let (devices, loader, stop) = (&mut self.crew.devices, &self.loader, &self.stop);
+        let contribute = || -> Result<Option<Contribution>, TrainError> {
+            let Some(local) = devices.poll()? else { return Ok(None) };
+            if coming.is_some() {
+                let asked = Instant::now();
+                let work = loader.take()?;
+                mine.rank.data_micros = asked.elapsed().as_micros() as u64;
+                mine.of_work(&work, whose.clone());
+                prepared = Some(work);
+            }
+            mine.stop = stop.is_set();
+            mine.devices = device_times(&local);
+            adding = local.adding;
+            Ok(Some(Contribution { note: encoded(&mine, rank)?, data: local.flat }))
+        };
+        let wire = comm.wire.wire(self.terms.len());
+        let summed = self.crew.group.all_reduce_late(&shards, wire, comm.route, contribute)?;
+        self.pulse.last = RankTime {
+            host_micros: adding.as_micros() as u64,
+            exchange_micros: summed.busy.as_micros() as u64,
+            wait_micros: summed.waited.as_micros() as u64,
+            ..RankTime::default()
+        };
+        let agreed = self.agree(&summed.notes, coming.as_ref(), self.crew.roster.members.len())?;
+        self.learn(&ordered, &agreed);
+        let mut flat = summed.data;
+        let losses = flat.split_off(self.crew.layout.len()).into_iter().map(f64::from).collect();
+        let global = Global { norm: 0.0, flat, losses, predicted_s: ordered.predicted_s };
+        Ok((global, Next { coming: coming.zip(prepared), agreed }))
+    }
+
+    /// What the planner and the table of workers learn from an update.
+    fn learn(&mut self, ordered: &Ordered, agreed: &Agreed) {
+        let done = |(work, time): (&Work, &DeviceTime)| Done {
+            base_s: work.base_s,
+            micros: time.micros,
+            after_micros: time.after_micros,
+        };
+        self.planner.observe(&ordered.work.iter().zip(&agreed.devices).map(done).collect::<Vec<_>>());
+        if self.pulse.done > 0 {
+            self.planner.observe_hosts(&agreed.ranks.iter().map(|rank| rank.host_micros).collect::<Vec<_>>());
+        }
+        for (device, time) in agreed.devices.iter().enumerate() {
+            if let Some(most) = time.most_tokens {
+                let tokens = u32::try_from(most).unwrap_or(u32::MAX);
+                self.planner.cap_tokens(device, tokens);
+                self.crew.roster.cap(device, tokens);
+                self.keep_profile();
+                let name = self.crew.roster.name(device);
+                let message =
+                    format!("{name} ran out of memory: from now on its micro-batches have at most {most} tokens");
+                self.observer.tell(&Event::Warning { message });
+            }
+        }
+        self.pulse.work = ordered.work.clone();
+    }
+
+    /// Rank 0 writes down what is known of the group by now.
+    fn keep_profile(&self) {
+        if self.crew.group.rank() == 0 {
+            self.crew.roster.keep(&run_dir(&self.config), &self.planner.profile());
+        }
+    }
+
+    /// What this rank says of the update at `cursor`, but for what follows from its samples and from the devices.
+    fn header(&mut self, cursor: &Cursor, coming: Option<&Planned>) -> Header {
+        Header {
+            update: cursor.updates,
+            plan: coming.map_or(0, |update| update.fingerprint),
+            layout: self.crew.layout.hash(),
+            samples: 0,
+            counts: vec![0; self.terms.len()],
+            stop: self.stop.is_set(),
+            ends: self.ends_before(cursor),
+            lr: self.lr_at(cursor),
+            checksum: self.pulse.checksum.take(),
+            saved: self.saver.as_ref().and_then(Saver::saved),
+            best: self.state.best.as_ref().map(|best| best.update),
+            devices: Vec::new(),
+            rank: std::mem::take(&mut self.pulse.last),
+            skipped: Vec::new(),
+        }
+    }
+
+    /// What follows from everybody's headers for the update `coming`, with the times of `devices` devices.
+    fn agree(&mut self, notes: &[Vec<u8>], coming: Option<&Planned>, devices: usize) -> Result<Agreed, TrainError> {
+        let mut headers = Vec::new();
+        for (rank, bytes) in notes.iter().enumerate() {
+            headers.push(postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?);
+        }
+        let samples = coming.map_or(0, |update| update.samples.len());
+        let agreed = header::agree(&headers, samples as u64)
+            .map_err(|conflict| self.disagreement(conflict.what, conflict.detail))?;
+        if agreed.devices.len() != devices {
+            return Err(self.disagreement("the devices", format!("{} of {devices} reported", agreed.devices.len())));
+        }
+        self.last_saved = agreed.saved;
+        if self.state.best.as_ref().map(|best| best.update) != agreed.best {
+            self.state.best = self.bests.iter().find(|best| Some(best.update) == agreed.best).cloned();
+        }
+        self.note_skipped(samples, &agreed)?;
+        Ok(agreed)
+    }
+
+    /// Says which of the `samples` of the coming update could not be read. If that is all of them, something else is wrong than a
+    /// file here and there; all ranks see it in the same headers and stop together.
+    fn note_skipped(&mut self, samples: usize, agreed: &Agreed) -> Result<(), TrainError> {
         for message in self.skips.note(Which::Train, &agreed.skipped) {
             self.observer.tell(&Event::Warning { message });
         }
         match agreed.skipped.first() {
-            Some(first) if agreed.skipped.len() == update.samples.len() => {
-                let reason = format!(
-                    "none of the {} samples of an update could be read: {}",
-                    update.samples.len(),
-                    first.reason
-                );
+            Some(first) if agreed.skipped.len() == samples => {
+                let reason = format!("none of the {samples} samples of an update could be read: {}", first.reason);
                 Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) })
             }
             _ => Ok(()),
-        }
-    }
-
-    fn header(&mut self, plan: u64, samples: u64, counts: Vec<u64>) -> Header {
-        Header {
-            update: self.state.cursor.updates,
-            plan,
-            layout: self.crew.layout.hash(),
-            samples,
-            counts,
-            stop: self.stop.is_set(),
-            ending: Ending::No,
-            lr: self.lr_at(&self.state.cursor),
-            checksum: self.pulse.checksum.take(),
-            saved: self.saver.as_ref().and_then(Saver::saved),
-            best: self.state.best.as_ref().map(|best| best.update),
-            last: std::mem::take(&mut self.pulse.last),
-            data_wait_micros: 0,
-            skipped: Vec::new(),
         }
     }
 
@@ -194,38 +330,6 @@ impl<T: Task> Trainer<T> {
         let total = self.total_updates.saturating_sub(self.state.schedule_start);
         let own = self.optimizer.relative_rate(self.optimizer.steps() + 1 + ahead);
         own.unwrap_or_else(|| self.config.optim.scheduled_lr(total, self.state.position(cursor)))
-    }
-
-    fn exchange(&mut self, mine: &Header, samples: u64) -> Result<Agreed, TrainError> {
-        self.crew.group.at(at_update(mine.update + 1));
-        let bytes = postcard::to_stdvec(mine).map_err(|error| undecodable(self.crew.group.rank(), &error))?;
-        let mut headers = Vec::new();
-        for (rank, bytes) in self.crew.group.agree(&bytes)?.iter().enumerate() {
-            headers.push(postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?);
-        }
-        let agreed =
-            header::agree(&headers, samples).map_err(|conflict| self.disagreement(conflict.what, conflict.detail))?;
-        let expected = if self.pulse.done > 0 { self.crew.roster.members.len() } else { 0 };
-        if agreed.last.len() != expected {
-            return Err(self.disagreement("the devices", format!("{} of {expected} reported", agreed.last.len())));
-        }
-        self.last_saved = agreed.saved;
-        if self.state.best.as_ref().map(|best| best.update) != agreed.best {
-            self.state.best = self.bests.iter().find(|best| Some(best.update) == agreed.best).cloned();
-        }
-        for (device, time) in agreed.last.iter().enumerate() {
-            self.pace.observe(device, time.tokens, time.micros);
-        }
-        if self.pulse.done > 0 {
-            let work = agreed.last.iter().map(|time| (time.samples, time.micros as f64 * 1e-6));
-            self.workers.observe(self.pulse.last_seconds, work);
-            // The even phase is reported by itself.
-            if self.pulse.done == self.config.batch.even_updates {
-                self.tell_workers();
-                self.workers.reset();
-            }
-        }
-        Ok(agreed)
     }
 
     fn disagreement(&self, what: &'static str, detail: String) -> TrainError {
@@ -243,12 +347,35 @@ impl<T: Task> Trainer<T> {
     /// far, on every rank the same.
     fn order_next(&mut self) -> Result<(), TrainError> {
         let Some(update) = self.itinerary.at(&self.pulse.to_order) else { return Ok(()) };
-        let split = self.split_of(self.pulse.to_order.updates);
+        let number = self.pulse.to_order.updates;
+        let plan = self.planner.share(self.split_of(number), &update.tokens)?;
         self.pulse.to_order.advance(update.samples.len() as u64, update.updates_in_epoch);
-        let shares = self.crew.roster.share(&self.pace, split, &update.tokens, (None, None))?;
-        self.pulse.ordered.push_back(shares.iter().map(|share| work_of(share, &update.tokens)).collect());
-        let devices = self.crew.roster.my_micro_batches(&shares, &update.samples);
+        self.tell_plan(number, &plan);
+        let devices = self.crew.roster.my_micro_batches(&plan.shares, &update.samples, &update.tokens);
+        self.pulse.ordered.push_back(Ordered { work: plan.work, predicted_s: plan.prediction.update_s });
         self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
+    }
+
+    /// The first plan, and each that is not as the one before.
+    fn tell_plan(&mut self, number: u64, plan: &Plan) {
+        let is_first = number == self.pulse.first;
+        if !is_first && plan.replanned.is_none() {
+            return;
+        }
+        self.observer.tell(&Event::Plan {
+            update: number + 1,
+            predicted_s: plan.prediction.update_s,
+            before_s: plan.replanned.map(|replanned| replanned.before_s),
+            gain: plan.replanned.map(|replanned| replanned.gain),
+            samples: plan.work.iter().map(|work| work.samples).collect(),
+            factors: self.planner.factors(),
+        });
+        for &device in plan.left_out.iter().filter(|device| !self.pulse.left_out.contains(device)) {
+            let name = self.crew.roster.name(device);
+            let message = format!("{name} gets nothing to compute: updates would take longer with it");
+            self.observer.tell(&Event::Warning { message });
+        }
+        self.pulse.left_out.clone_from(&plan.left_out);
     }
 
     /// How the update after `updates` updates is split.
@@ -259,36 +386,11 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    fn gradients(&mut self, update: &Planned, work: Prepared<T>, agreed: &Agreed) -> Result<LocalSum, TrainError> {
-        self.observer.audit(self.state.cursor.updates + 1, update.epoch + 1, || {
-            work.devices.iter().flatten().flat_map(|job| job.samples.iter().copied()).collect()
-        })?;
-        let weights: Vec<f64> = self.terms.iter().map(|term| term.weight).collect();
-        let scales = header::scales(&weights, &agreed.counts);
-        let update_key = Key::root(self.config.run.seed).name("dropout").index(self.state.cursor.updates);
-        let local = self.crew.devices.gradients(work.devices, scales, update_key)?;
-        let ordered = self.pulse.ordered.pop_front().unwrap_or_default();
-        let mine = ordered.get(self.crew.roster.mine.clone()).unwrap_or_default();
-        self.pulse.last = mine
-            .iter()
-            .zip(&local.compute)
-            .map(|(time, compute)| DeviceTime { micros: compute.as_micros() as u64, ..*time })
-            .collect();
-        Ok(local)
-    }
-
-    /// The sum over all ranks; the losses ride behind the gradients.
-    fn reduce(&mut self, local: LocalSum) -> Result<Global, TrainError> {
-        let mut flat = local.flat;
-        let (shards, comm) = (self.crew.roster.shards(flat.len()), &self.config.comm);
-        self.crew.group.all_reduce(&mut flat, &shards, comm.wire.wire(self.terms.len()), comm.route)?;
-        let losses = flat.split_off(self.crew.layout.len()).into_iter().map(f64::from).collect();
-        let norm = global_norm(&flat);
-        Ok(Global { flat, losses, norm })
-    }
-
-    fn step(&mut self, global: &Global, agreed: &Agreed) -> Result<(), TrainError> {
+    /// One pass of the optimizer, and the new parameters to the devices.
+    fn step(&mut self, global: &mut Global, agreed: &Agreed) -> Result<(), TrainError> {
+        let started = Instant::now();
         let update = self.state.cursor.updates + 1;
+        global.norm = global_norm(&global.flat);
         self.observer.gradient(update, &self.crew.layout, &global.flat)?;
         if !global.norm.is_finite() {
             let loss = self.losses(global, agreed).0;
@@ -298,6 +400,8 @@ impl<T: Task> Trainer<T> {
         // The devices have dropped their handles by now, so this does not copy.
         let parameters = Arc::make_mut(&mut self.parameters);
         self.optimizer.step(parameters, &global.flat, scale, agreed.lr as f32);
+        self.crew.devices.load(&self.parameters)?;
+        self.pulse.last.host_micros += started.elapsed().as_micros() as u64;
         Ok(())
     }
 
@@ -307,14 +411,16 @@ impl<T: Task> Trainer<T> {
         (weighted(&self.terms, &means), named(&self.terms, &means))
     }
 
-    fn observe(&mut self, update: &Planned, global: &Global, agreed: &Agreed, started: Instant) {
+    fn observe(&mut self, update: &Planned, global: &Global, agreed: &Agreed, next: &Agreed, started: Instant) {
         let updates = self.state.cursor.updates;
         let every = self.config.run.checksum_every;
         self.pulse.checksum = (every > 0 && updates.is_multiple_of(every)).then(|| checksum(&self.parameters));
-        self.pulse.last_seconds = started.elapsed().as_secs_f64();
-        let data_wait_s = agreed.data_wait_micros as f64 * 1e-6;
+        // The samples of an update are awaited at the end of the one before it, if there is one.
+        let before = if self.pulse.done == 0 { agreed.data_wait_s() } else { 0.0 };
+        let (seconds, data_wait_s) = (started.elapsed().as_secs_f64(), before + next.data_wait_s());
         self.pulse.data_wait_s += data_wait_s;
         self.pulse.done += 1;
+        self.observe_workers(seconds, next);
         if self.observer.is_telling() {
             let (loss, terms) = self.losses(global, agreed);
             self.observer.tell(&Event::Update {
@@ -325,17 +431,37 @@ impl<T: Task> Trainer<T> {
                 samples: update.samples.len() as u64,
                 grad_norm: global.norm,
                 lr: agreed.lr,
-                seconds: self.pulse.last_seconds,
+                seconds,
                 data_wait_s,
+                predicted_s: (global.predicted_s > 0.0).then_some(global.predicted_s),
                 checksum: self.pulse.checksum.map(|sum| format!("{sum:016x}")),
             });
         }
     }
 
-    /// A last exchange without work: compares the last checksum and learns the last times.
+    fn observe_workers(&mut self, seconds: f64, next: &Agreed) {
+        let s = |micros: u64| micros as f64 * 1e-6;
+        let device = |(work, time): (&Work, &DeviceTime)| (work.samples, s(time.micros + time.after_micros));
+        let rank = |rank: &RankTime| RankSeconds {
+            data_s: s(rank.data_micros),
+            exchange_s: s(rank.exchange_micros),
+            wait_s: s(rank.wait_micros),
+            host_s: s(rank.host_micros),
+        };
+        let work = self.pulse.work.iter().zip(&next.devices).map(device);
+        self.workers.observe(seconds, work, next.ranks.iter().map(rank));
+        // The even phase is reported by itself.
+        if self.pulse.done == self.config.batch.even_updates {
+            self.tell_workers();
+            self.workers.reset();
+        }
+    }
+
+    /// A last exchange without work: compares the last checksum, and all ranks end as rank 0 does.
     fn settle(&mut self) -> Result<(), TrainError> {
-        let mine = self.header(0, 0, vec![0; self.terms.len()]);
-        self.exchange(&mine, 0)?;
+        let mine = self.header(&self.state.cursor.clone(), None);
+        let notes = self.crew.group.agree(&encoded(&mine, self.crew.group.rank())?)?;
+        self.agree(&notes, None, 0)?;
         self.tell_workers();
         Ok(())
     }
@@ -344,24 +470,42 @@ impl<T: Task> Trainer<T> {
         if self.pulse.done == 0 {
             return;
         }
-        let event = Event::Workers { update: self.state.cursor.updates, workers: self.workers.report() };
+        self.keep_profile();
+        let (updates, wall_s) = self.workers.span();
+        let event = Event::Workers {
+            update: self.state.cursor.updates,
+            updates,
+            wall_s,
+            workers: self.workers.report(),
+            ranks: self.workers.ranks(),
+        };
         self.observer.tell(&event);
     }
 }
 
-fn nothing_to_do(updates: u64) -> String {
-    format!("this run is at its end, after {}; raise run.max_updates or run.max_epochs to go on", at_update(updates))
+impl Header {
+    /// Adds what follows from the samples that this rank has prepared.
+    fn of_work<T: Task>(&mut self, work: &Prepared<T>, whose: Option<String>) {
+        (self.samples, self.counts) = (work.samples, work.counts.clone());
+        self.skipped = skips::to_tell(work.skipped.clone(), whose.as_deref());
+    }
 }
 
-/// What a device will have computed when it has done its share: tokens as computed, padded to the longest.
-pub(crate) fn work_of(share: &Share, tokens: &[u32]) -> DeviceTime {
-    let mut work = DeviceTime::default();
-    for range in &share.micro {
-        let longest = tokens[range.clone()].iter().copied().max().unwrap_or(0);
-        work.samples += range.len() as u64;
-        work.tokens += u64::from(longest) * range.len() as u64;
-    }
-    work
+fn encoded(header: &Header, rank: usize) -> Result<Vec<u8>, TrainError> {
+    postcard::to_stdvec(header).map_err(|error| undecodable(rank, &error))
+}
+
+fn device_times(local: &LocalSum) -> Vec<DeviceTime> {
+    let time = |report: &crate::devices::DeviceReport| DeviceTime {
+        micros: report.compute.as_micros() as u64,
+        after_micros: report.after.as_micros() as u64,
+        most_tokens: report.most_tokens,
+    };
+    local.devices.iter().map(time).collect()
+}
+
+fn nothing_to_do(updates: u64) -> String {
+    format!("this run is at its end, after {}; raise run.max_updates or run.max_epochs to go on", at_update(updates))
 }
 
 /// A term that nothing counts for has no mean; it contributes nothing.

@@ -1,121 +1,139 @@
-//! How much each device should get: water filling, and its rounding to whole samples.
+//! How much each worker should get: the earliest time by which all together are done, and its rounding to whole samples.
 //!
-//! Device i takes `t_i(b) = a_i + b / v_i` seconds for b tokens. The least time in which all together do B tokens is
-//! `T = (B + sum a_i v_i) / (sum v_i)` over the devices with `a_i < T`; the others get nothing. Called by `share` only.
-//!
-//! Only + - * / and comparisons on f64, in a fixed order: every rank gets the same bits.
+//! Called by `share` only. Amounts are in tokens or in samples; workers stand in order of reach, which is in the same
+//! unit. Only + - * / and comparisons on f64, in a fixed order: every rank gets the same bits.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use super::{DeviceLoad, UpdateCosts};
+use super::worker::Pace;
 
-/// Beyond these a speed or an overhead is no measurement. They keep every product and sum below well inside f64.
-const SPEED_LIMITS: (f64, f64) = (1e-15, 1e15);
-const OVERHEAD_LIMIT_S: f64 = 1e9;
-
-/// A device that can compute.
+/// A worker's pace, and how far it reaches.
 #[derive(Debug, Clone)]
-pub(super) struct Worker {
-    pub(super) device: usize,
-    pub(super) speed: f64,
-    pub(super) overhead_s: f64,
-    /// It may compute the samples before this one.
-    pub(super) reach: usize,
+pub(super) struct Runner {
+    pub(super) pace: Pace,
+    pub(super) reach: f64,
 }
 
-impl Worker {
-    /// None if the device cannot compute anything.
-    pub(super) fn new(device: usize, load: &DeviceLoad, reach: usize) -> Option<Self> {
-        let usable = load.speed > 0.0 && load.speed.is_finite() && load.max_samples != Some(0);
-        // An unknown overhead is none; an endless one is a device not worth waiting for.
-        let overhead_s = if load.overhead_s > 0.0 { load.overhead_s } else { 0.0 };
-        (usable && overhead_s.is_finite()).then(|| Worker {
-            device,
-            speed: load.speed.clamp(SPEED_LIMITS.0, SPEED_LIMITS.1),
-            overhead_s: overhead_s.min(OVERHEAD_LIMIT_S),
-            reach,
-        })
-    }
-}
-
-/// Workers that finish together, and the samples they do.
+/// Workers that finish together, and what they do.
 #[derive(Debug)]
-pub(super) struct Block<'a> {
-    pub(super) workers: &'a [Worker],
-    pub(super) samples: Range<usize>,
-    pub(super) tokens: u64,
+pub(super) struct Block {
+    pub(super) workers: Range<usize>,
+    pub(super) amount: Range<f64>,
     pub(super) finish_s: f64,
 }
 
-/// Splits the workers, ordered by reach, into blocks that each finish together, none before the one on its left.
+/// More blocks than these only tidy up among workers that nobody waits for.
+const MOST_BLOCKS: usize = 8;
+/// The search for a time ends here at the latest.
+const MOST_STEPS: usize = 100;
+const MOST_FALSE_STEPS: usize = 20;
+
+/// Splits the workers into blocks that each finish together, none before the one on its left. What there is to do is
+/// `0..amount`, and the last worker reaches all of it.
 ///
-/// Start with a block for each reach, holding the samples that the reach before it misses. A block may do samples of
-/// those on its left, never of those on its right. So as long as a block finishes later than its right neighbour, merge
-/// the two; what remains is the least maximum. (Pool adjacent violators.) Without binding caps there is one block.
-pub(super) fn blocks<'a>(workers: &'a [Worker], costs: &UpdateCosts) -> Vec<Block<'a>> {
-    let mut blocks: Vec<Block<'a>> = Vec::new();
-    let (mut first_worker, mut first_sample) = (0, 0);
-    for group in workers.chunk_by(|a, b| a.reach == b.reach) {
-        let samples = first_sample..group[0].reach;
-        let tokens = costs.tokens_in(samples.clone());
-        let mut block = Block { workers: group, samples, tokens, finish_s: finish_s(group, tokens) };
-        first_sample = block.samples.end;
-        let last_worker = first_worker + group.len();
-        let mut from = first_worker;
-        while let Some(left) = blocks.pop_if(|left| left.finish_s > block.finish_s) {
-            from -= left.workers.len();
-            block.workers = &workers[from..last_worker];
-            block.samples = left.samples.start..block.samples.end;
-            block.tokens += left.tokens;
-            block.finish_s = finish_s(block.workers, block.tokens);
+/// At the earliest time by which everything can be done, the workers are filled from the left, each as far as it reaches.
+/// Those behind the last that reached its end are all full: nothing to the left can help them, so they are a block of
+/// their own. The others may well be done earlier, so the same is asked of them again. Blocks come last first.
+pub(super) fn blocks(runners: &[Runner], amount: f64, close: f64) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let (mut end, mut to_do) = (runners.len(), amount);
+    while end > 0 {
+        let finish_s = finish_s(&runners[..end], to_do, close);
+        let (mut first, mut start) = (0, 0.0);
+        let mut done = 0.0;
+        // The last one reaches the end; that is no limit of its own.
+        for (at, runner) in runners[..end].iter().enumerate().take(end - 1) {
+            done += runner.pace.done_by(finish_s);
+            if done >= runner.reach && blocks.len() + 1 < MOST_BLOCKS {
+                done = runner.reach;
+                (first, start) = (at + 1, done.min(to_do));
+            }
+            done = done.min(runner.reach);
         }
-        blocks.push(block);
-        first_worker = last_worker;
+        blocks.push(Block { workers: first..end, amount: start..to_do, finish_s });
+        (end, to_do) = (first, start);
     }
     blocks
 }
 
-/// The water level: when these workers are done with `tokens`, if tokens could be split at will.
-fn finish_s(workers: &[Worker], tokens: u64) -> f64 {
-    let mut by_overhead: Vec<(f64, f64)> = workers.iter().map(|w| (w.overhead_s, w.speed)).collect();
-    // Mostly nothing is known of overheads, and the sort then sees one run.
-    by_overhead.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut work, mut speed, mut level_s) = (tokens as f64, 0.0, f64::INFINITY);
-    for (overhead_s, worker_speed) in by_overhead {
-        if overhead_s >= level_s {
-            break;
-        }
-        work += overhead_s * worker_speed;
-        speed += worker_speed;
-        level_s = work / speed;
-    }
-    level_s
+/// How many samples the search for a time may leave over: fewer than whole samples do anyway.
+pub(super) fn close(workers: usize) -> f64 {
+    0.125 * workers as f64
 }
 
-/// How many samples of average cost each worker of a block gets, so that the last to finish does so earliest.
+/// The earliest time by which the runners are done with `amount`, if it could be split at will; from below, and so near
+/// that no more than `close` is left.
+pub(super) fn finish_s(runners: &[Runner], amount: f64, close: f64) -> f64 {
+    let done_by = |time_s: f64| {
+        let add = |done: f64, runner: &Runner| {
+            let done = done + runner.pace.done_by(time_s);
+            // Who reaches the end is not held up there, so that one sees by how much a time is too late.
+            if runner.reach < amount { done.min(runner.reach) } else { done }
+        };
+        runners.iter().fold(0.0, add)
+    };
+    let speed: f64 = runners.iter().map(|runner| runner.pace.speed()).sum();
+    let begin_s = runners.iter().map(|runner| runner.pace.overhead_s()).fold(f64::INFINITY, f64::min);
+    // If all began with the first, and with full micro-batches.
+    let (mut low_s, mut high_s) = (begin_s, begin_s + amount / speed);
+    let (mut low, mut high) = (0.0, done_by(high_s));
+    for _ in 0..MOST_STEPS {
+        if high >= amount {
+            break;
+        }
+        (low_s, low) = (high_s, high);
+        // A little further than a straight line says.
+        let ahead_s = (high_s - begin_s) * (amount / high - 1.0).clamp(0.01, 1.0) * 1.25;
+        high_s += ahead_s;
+        high = done_by(high_s);
+    }
+    // False position: where the straight line between the bounds meets the amount. The bound that stays counts half as
+    // far off each time (Illinois), and after some steps, which only leaps in what is done need, the bounds are halved.
+    let (mut too_little, mut too_much) = (amount - low, high - amount);
+    let mut last_was_low = None;
+    for step in 0..MOST_STEPS {
+        if amount - low <= close || high_s - low_s <= high_s * 1e-13 {
+            break;
+        }
+        let part = if step < MOST_FALSE_STEPS { too_little / (too_little + too_much) } else { 0.5 };
+        let middle_s = low_s + (high_s - low_s) * part.clamp(0.001, 0.999);
+        let done = done_by(middle_s);
+        let is_low = done <= amount;
+        if is_low {
+            (low_s, low, too_little) = (middle_s, done, amount - done);
+            too_much *= if last_was_low == Some(true) { 0.5 } else { 1.0 };
+        } else {
+            (high_s, too_much) = (middle_s, done - amount);
+            too_little *= if last_was_low == Some(false) { 0.5 } else { 1.0 };
+        }
+        last_was_low = Some(is_low);
+    }
+    low_s
+}
+
+/// How many whole samples each worker of a block gets, so that the last to finish does so earliest; amounts must be in
+/// samples.
 ///
-/// Below the water level whole samples always fit, so take the floor. Each sample left over then goes to the worker that
-/// would finish it first, which is optimal for equal samples.
-pub(super) fn whole_samples(block: &Block) -> Vec<usize> {
-    let samples = block.samples.len();
-    let average = block.tokens as f64 / samples as f64;
-    let mut left = samples;
-    let mut counts = Vec::with_capacity(block.workers.len());
-    for worker in block.workers {
-        let ideal = (block.finish_s - worker.overhead_s) * worker.speed / average;
-        // The cast takes the floor, and makes zero of what is negative. Rounding errors must not overdraw.
-        let count = (ideal as usize).min(left);
-        left -= count;
+/// Until a time at which not everything can be done, whole samples always fit, so take the floor. Each sample left over
+/// then goes to the worker that would finish it first, which is optimal since a sample more never takes less time.
+pub(super) fn whole_samples(runners: &[Runner], finish_s: f64, samples: Range<usize>) -> Vec<usize> {
+    let mut counts = Vec::with_capacity(runners.len());
+    let mut start = samples.start;
+    for runner in runners {
+        // The casts take the floor. Rounding errors must not overdraw.
+        let reach = (runner.reach as usize).clamp(start, samples.end.max(start));
+        let count = (runner.pace.done_by(finish_s) as usize).min(reach - start);
+        start += count;
         counts.push(count);
     }
+    let left = samples.end.saturating_sub(start);
     if left == 0 {
         return counts;
     }
     let candidate = |worker: usize, count: usize| {
-        let Worker { speed, overhead_s, .. } = block.workers[worker];
-        Reverse(Candidate { finish_s: overhead_s + (count + 1) as f64 * average / speed, worker })
+        Reverse(Candidate { finish_s: runners[worker].pace.finish_s((count + 1) as f64), worker })
     };
     let mut heap: BinaryHeap<_> = counts.iter().enumerate().map(|(worker, &count)| candidate(worker, count)).collect();
     for _ in 0..left {

@@ -1,41 +1,70 @@
 //! A share, cut into micro-batches that fit the device.
 //!
-//! As few micro-batches as the caps allow, then as even as possible, so that none is a tiny one that pays a whole
-//! launch. Called by `share` only; that each sample alone fits is its business.
+//! Where nothing was measured, as few micro-batches as the caps allow, then as even as possible, so that none is a tiny one
+//! that pays a whole launch. Where it was and lengths differ, smaller ones are tried too, since they pad less, and the cut
+//! that takes the least time is taken. Called by `share` only; that each sample alone fits is its business.
 
 use std::ops::Range;
 
-use super::{DeviceLoad, UpdateCosts};
+use super::UpdateCosts;
+use crate::table::CostTable;
 
 /// The search for an even cut stops when its bounds are this close, relatively: 1/32.
 const EVENNESS: u64 = 32;
+/// Samples that differ by less than this part of the longest are alike: 1/8.
+const ALIKE: u32 = 8;
+/// What parts of the fullest micro-batch are tried as a cap, in eighths.
+const TRIED_EIGHTHS: [u64; 3] = [6, 4, 3];
 
 /// The most that a micro-batch may hold.
-#[derive(Clone, Copy)]
-struct Cap {
-    tokens: u64,
-    samples: usize,
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Cap {
+    pub(super) tokens: u64,
+    pub(super) samples: usize,
 }
 
-/// Micro-batches of one share, contiguous and in order; none if the share is empty.
-pub(super) fn batches(costs: &UpdateCosts, share: Range<usize>, load: &DeviceLoad) -> Vec<Range<usize>> {
-    let cap = Cap {
-        tokens: load.max_tokens.map_or(u64::MAX, u64::from),
-        samples: load.max_samples.map_or(usize::MAX, |samples| samples as usize),
-    };
+/// A part of a share, and the longest sample in it.
+pub(super) struct MicroBatch {
+    pub(super) samples: Range<usize>,
+    pub(super) longest: u32,
+}
+
+impl MicroBatch {
+    pub(super) fn padded_tokens(&self) -> u64 {
+        self.samples.len() as u64 * u64::from(self.longest)
+    }
+
+    pub(super) fn seconds(&self, table: &CostTable) -> f64 {
+        table.seconds(u32::try_from(self.samples.len()).unwrap_or(u32::MAX), self.longest)
+    }
+}
+
+/// The micro-batches of one share, contiguous and in order; none if the share is empty.
+pub(super) fn batches(
+    costs: &UpdateCosts,
+    share: Range<usize>,
+    cap: Cap,
+    measured: Option<&CostTable>,
+    mut found: impl FnMut(MicroBatch),
+) {
     if share.is_empty() {
-        return Vec::new();
+        return;
     }
     if costs.is_uniform {
         let most = usize::try_from(cap.tokens / u64::from(costs.longest)).unwrap_or(usize::MAX);
-        return even_counts(share, most.min(cap.samples).max(1));
+        let found = |samples| found(MicroBatch { samples, longest: costs.longest });
+        return even_counts(share, most.min(cap.samples).max(1), found);
     }
-    let greedy = fill(costs, share.clone(), cap);
-    if greedy.len() == 1 { greedy } else { level(costs, share, cap, greedy) }
+    let (shortest, longest) = costs.bounds(share.clone());
+    let tokens = match measured {
+        Some(table) if longest - shortest > longest / ALIKE => fastest(costs, share.clone(), cap, table),
+        _ => level(costs, share.clone(), cap),
+    };
+    fill(costs, share, Cap { tokens, ..cap }, found);
 }
 
 /// Equal samples: the fewest micro-batches of at most `most` samples, whose sizes differ by at most one.
-fn even_counts(share: Range<usize>, most: usize) -> Vec<Range<usize>> {
+fn even_counts(share: Range<usize>, most: usize, found: impl FnMut(Range<usize>)) {
     let parts = share.len().div_ceil(most);
     let (size, longer) = (share.len() / parts, share.len() % parts);
     let mut start = share.start;
@@ -45,45 +74,64 @@ fn even_counts(share: Range<usize>, most: usize) -> Vec<Range<usize>> {
         start = end;
         batch
     };
-    (0..parts).map(cut).collect()
+    (0..parts).map(cut).for_each(found);
 }
 
 /// Fills each micro-batch as far as the cap allows: the fewest there can be.
-fn fill(costs: &UpdateCosts, share: Range<usize>, cap: Cap) -> Vec<Range<usize>> {
-    let mut batches = Vec::new();
+fn fill(costs: &UpdateCosts, share: Range<usize>, cap: Cap, mut found: impl FnMut(MicroBatch)) {
     let (mut start, mut longest) = (share.start, 0);
     for sample in share.clone() {
         let count = sample - start + 1;
-        longest = longest.max(u64::from(costs.cost(sample)));
-        if count > 1 && (longest * count as u64 > cap.tokens || count > cap.samples) {
-            batches.push(start..sample);
+        let longest_before = longest;
+        longest = longest.max(costs.cost(sample));
+        if count > 1 && (u64::from(longest) * count as u64 > cap.tokens || count > cap.samples) {
+            found(MicroBatch { samples: start..sample, longest: longest_before });
             start = sample;
-            longest = u64::from(costs.cost(sample));
+            longest = costs.cost(sample);
         }
     }
-    batches.push(start..share.end);
-    batches
+    found(MicroBatch { samples: start..share.end, longest });
 }
 
-/// Lowers the token cap as far as the number of micro-batches stays the same: none is then much fuller than it must be,
-/// and the rest that filling leaves is gone.
-fn level(costs: &UpdateCosts, share: Range<usize>, cap: Cap, greedy: Vec<Range<usize>>) -> Vec<Range<usize>> {
-    let padded = |batch: &Range<usize>| {
-        let longest = batch.clone().map(|sample| u64::from(costs.cost(sample))).max().unwrap_or(0);
-        longest * batch.len() as u64
-    };
-    let mut best = greedy;
-    let parts = best.len();
-    let mut high = best.iter().map(padded).max().unwrap_or(0);
-    let mut low = costs.tokens_in(share.clone()) / parts as u64;
+/// How many micro-batches filling makes, and the tokens of the fullest.
+fn parts(costs: &UpdateCosts, share: Range<usize>, cap: Cap) -> (usize, u64) {
+    let (mut parts, mut fullest) = (0, 0);
+    fill(costs, share, cap, |micro| {
+        parts += 1;
+        fullest = fullest.max(micro.padded_tokens());
+    });
+    (parts, fullest)
+}
+
+/// The lowest cap in tokens with which the number of micro-batches stays the same: none is then much fuller than it must
+/// be, and the rest that filling leaves is gone.
+fn level(costs: &UpdateCosts, share: Range<usize>, cap: Cap) -> u64 {
+    let (fewest, mut high) = parts(costs, share.clone(), cap);
+    if fewest == 1 {
+        return cap.tokens;
+    }
+    let mut low = costs.tokens_in(share.clone()) / fewest as u64;
     while high.saturating_sub(low) > high / EVENNESS {
         let middle = low + (high - low) / 2;
-        let cut = fill(costs, share.clone(), Cap { tokens: middle, ..cap });
-        if cut.len() == parts {
-            high = middle;
-            best = cut;
-        } else {
-            low = middle + 1;
+        let (parts, _) = parts(costs, share.clone(), Cap { tokens: middle, ..cap });
+        if parts == fewest { high = middle } else { low = middle + 1 }
+    }
+    high
+}
+
+/// The cap in tokens with which the micro-batches take the least time, of a few.
+fn fastest(costs: &UpdateCosts, share: Range<usize>, cap: Cap, table: &CostTable) -> u64 {
+    let (mut best, mut best_s, mut fullest) = (cap.tokens, 0.0, 0);
+    fill(costs, share.clone(), cap, |micro| {
+        best_s += micro.seconds(table);
+        fullest = fullest.max(micro.padded_tokens());
+    });
+    for eighths in TRIED_EIGHTHS {
+        let tokens = fullest / 8 * eighths + fullest % 8;
+        let mut seconds = 0.0;
+        fill(costs, share.clone(), Cap { tokens, ..cap }, |micro| seconds += micro.seconds(table));
+        if seconds < best_s {
+            (best, best_s) = (tokens, seconds);
         }
     }
     best

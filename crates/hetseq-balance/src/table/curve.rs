@@ -2,6 +2,9 @@
 //!
 //! A rising broken line. Made by the table, asked by `share` thousands of times for each update.
 
+/// A number of samples whose time per sample is so close to the least is as good as the best.
+const AS_GOOD: f64 = 1.02;
+
 /// The value at `x` of the broken line through (`xs`, `y`). Beyond the last knot it goes on by the last slope, at least in
 /// proportion; before the first by the first slope, but so that it is not below zero at zero.
 pub(super) fn along(xs: &[u32], y: impl Fn(usize) -> f64, x: f64) -> f64 {
@@ -72,6 +75,26 @@ impl Curve {
         from.1 + self.beyond * (samples - from.0)
     }
 
+    /// The number of samples up to `limit` with the least time per sample; of those that are as good, the smallest.
+    pub(crate) fn best_up_to(&self, limit: u32) -> u32 {
+        let limit = f64::from(limit);
+        // Between two knots, time per sample only rises or only falls.
+        let knots =
+            || self.knots.iter().take_while(|knot| knot.0 < limit).map(|&(count, seconds)| (count, seconds / count));
+        let at_limit = self.seconds(limit) / limit;
+        let least = knots().map(|(_, each)| each).fold(at_limit, f64::min);
+        knots().find(|&(_, each)| each <= least * AS_GOOD).map_or(limit, |(count, _)| count) as u32
+    }
+
+    /// How many samples to compute at a time if at most `cap` may be: that many, unless fewer take less time each. No
+    /// smaller number than what this returns takes less time per sample.
+    pub(crate) fn at_a_time(&self, cap: u32) -> u32 {
+        let limit = f64::from(cap);
+        let at_cap = self.seconds(limit) / limit;
+        let is_better = |knot: &(f64, f64)| knot.0 < limit && knot.1 < at_cap * knot.0 * (1.0 - 1e-9);
+        if self.knots.iter().any(is_better) { self.best_up_to(cap) } else { cap }
+    }
+
     /// The most samples that are done in so many seconds, parts of a sample included.
     pub(crate) fn samples(&self, seconds: f64) -> f64 {
         let mut from = (0.0, self.start);
@@ -125,7 +148,7 @@ mod tests {
 
         #[test]
         fn nothing_smaller_takes_less_time_each(table in any_table(), tokens in 1u32..900, cap in 1u32..200) {
-            let best = table.samples_at_a_time(tokens, cap);
+            let best = table.curve(tokens).at_a_time(cap);
             prop_assert!(best >= 1 && best <= cap);
             let each = |samples: u32| table.seconds(samples, tokens) / f64::from(samples);
             for fewer in 1..best {

@@ -66,15 +66,12 @@ impl Grid {
         self.values.is_empty()
     }
 
-    pub(super) fn counts(&self) -> &[u32] {
-        &self.counts
-    }
-
     /// The value of so many samples of so many tokens. The same as by [`Grid::curve`], without making one.
     pub(super) fn at(&self, samples: u32, tokens: u32) -> f64 {
+        let place = self.place(tokens);
         let mut highest = 0.0f64;
         let mut rising = |column: usize| {
-            highest = highest.max(self.column_at(column, tokens));
+            highest = highest.max(self.column_at(column, place));
             highest
         };
         if self.beyond == Beyond::Bytes {
@@ -94,28 +91,68 @@ impl Grid {
 
     /// Seconds of samples of one length.
     pub(super) fn curve(&self, tokens: u32) -> Curve {
+        let place = self.place(tokens);
         let mut highest = 0.0f64;
         let knot = |(column, &count): (usize, &u32)| {
-            highest = highest.max(self.column_at(column, tokens));
+            highest = highest.max(self.column_at(column, place));
             (f64::from(count), highest)
         };
         Curve::new(self.counts.iter().enumerate().map(knot).collect())
     }
 
-    fn column_at(&self, column: usize, tokens: u32) -> f64 {
-        let width = self.counts.len();
-        let value = |row: usize| self.values[row * width + column];
-        match self.beyond {
-            Beyond::Bytes if self.lengths.last().is_some_and(|&longest| tokens > longest) => {
-                // Attention grows with the square: a line through two points of a parabola would be too low.
-                let longest = f64::from(self.lengths[self.lengths.len() - 1]);
-                let line = self.beyond.along(&self.lengths, value, tokens);
-                let last = value(self.lengths.len() - 1);
-                last + (line - last) * (f64::from(tokens) / longest)
+    /// Where a length lies among the rows.
+    fn place(&self, tokens: u32) -> Place {
+        let x = f64::from(tokens);
+        let row = |row: usize| f64::from(self.lengths[row]);
+        let last = self.lengths.len() - 1;
+        let above = self.lengths.partition_point(|&length| length < tokens);
+        if last == 0 || self.lengths.get(above) == Some(&tokens) {
+            let above = above.min(last);
+            return Place::One { row: above, times: x / row(above) };
+        }
+        match above {
+            0 => Place::Before { part: x / row(0), start: row(0) / (row(1) - row(0)) },
+            above if above > last => {
+                let beyond = x - row(last);
+                Place::Beyond { by_slope: beyond / (row(last) - row(last - 1)), by_proportion: beyond / row(last) }
             }
-            beyond => beyond.along(&self.lengths, value, tokens),
+            above => Place::Between { above, part: (x - row(above - 1)) / (row(above) - row(above - 1)) },
         }
     }
+
+    fn column_at(&self, column: usize, place: Place) -> f64 {
+        let width = self.counts.len();
+        let value = |row: usize| self.values[row * width + column];
+        let last = self.lengths.len() - 1;
+        let is_bytes = self.beyond == Beyond::Bytes;
+        match place {
+            Place::One { row, times } if is_bytes => value(row) * times.max(1.0),
+            Place::One { row, times } => value(row) * times,
+            Place::Before { .. } if is_bytes => value(0),
+            Place::Before { part, start } => {
+                let start = (value(0) - (value(1) - value(0)) * start).max(0.0);
+                start + (value(0) - start) * part
+            }
+            Place::Between { above, part } => value(above - 1) + (value(above) - value(above - 1)) * part,
+            Place::Beyond { by_slope, by_proportion } if is_bytes => {
+                // Attention grows with the square: a line through two points of a parabola would be too low.
+                let growth = (value(last) - value(last - 1)) * by_slope * (1.0 + by_proportion);
+                value(last) + if growth > 0.0 { growth } else { value(last) * by_proportion }
+            }
+            Place::Beyond { by_slope, by_proportion } => {
+                value(last) + ((value(last) - value(last - 1)) * by_slope).max(value(last) * by_proportion)
+            }
+        }
+    }
+}
+
+/// Where a length lies among the rows, and by what to multiply what there is in them.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    One { row: usize, times: f64 },
+    Before { part: f64, start: f64 },
+    Between { above: usize, part: f64 },
+    Beyond { by_slope: f64, by_proportion: f64 },
 }
 
 impl Beyond {

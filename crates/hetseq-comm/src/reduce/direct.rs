@@ -260,6 +260,8 @@ impl<'a> Direct<'a> {
 }
 
 impl Exchange for Direct<'_> {
+    type Error = CommError;
+
     fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
         let mut moved = false;
         // One piece each in turn, so that all lines have something to carry as early as possible.

@@ -96,6 +96,8 @@ impl<'a> Ring<'a> {
 }
 
 impl Exchange for Ring<'_> {
+    type Error = CommError;
+
     fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
         let sent = self.send(mesh, step)?;
         Ok(self.receive(mesh, step)? || sent)

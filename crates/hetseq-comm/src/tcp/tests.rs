@@ -10,12 +10,12 @@ use crate::mesh::Mesh;
 use crate::secret::{Claim, Key};
 use crate::{reduce, seal};
 
-const GENERATION: u64 = 77;
+pub(super) const GENERATION: u64 = 77;
 const CLAIM: Claim =
     Claim { generation: 1, dialer_rank: 1, answerer_rank: 0, dialer_nonce: [3; 32], answerer_nonce: [4; 32] };
 
 /// Rank 0 of a world of two, and the bare socket of rank 1.
-fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
+pub(super) fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
@@ -26,7 +26,7 @@ fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     (mesh, socket)
 }
 
-fn short(silence: u64, progress: u64) -> Options {
+pub(super) fn short(silence: u64, progress: u64) -> Options {
     Options { silence: Duration::from_millis(silence), progress: Duration::from_millis(progress), ..Options::default() }
 }
 
@@ -34,7 +34,7 @@ fn frame(kind: Kind, last: bool, payload: Vec<u8>) -> Frame {
     Frame { kind, last, sequence: 1, payload: Payload::new(payload) }
 }
 
-fn bytes_of(frame: &Frame, generation: u64) -> Vec<u8> {
+pub(super) fn bytes_of(frame: &Frame, generation: u64) -> Vec<u8> {
     [&frame.header(generation)[..], &frame.payload].concat()
 }
 
@@ -170,10 +170,10 @@ fn a_fast_sender_is_held_back_not_buffered() {
         let full = |wire: &Arc<Mutex<Wire>>| locked(wire).ahead_bytes >= AHEAD_BYTES;
         while !full(&wire) {
             assert!(start.elapsed() < Duration::from_secs(60));
-            await_traffic(std::slice::from_ref(&wire), start, Duration::from_millis(10));
+            await_traffic(std::slice::from_ref(&wire), None, start, Duration::from_millis(10));
         }
         for _ in 0..3 {
-            await_traffic(std::slice::from_ref(&wire), start, Duration::from_millis(10));
+            await_traffic(std::slice::from_ref(&wire), None, start, Duration::from_millis(10));
         }
         let ahead = locked(&wire).ahead.len() * bytes.len();
         assert!(ahead < AHEAD_BYTES + bytes.len(), "{ahead} bytes of a rank that nobody asked");
@@ -203,7 +203,7 @@ fn one_that_has_ended_keeps_nobody_awake() {
         locked(&wire).end = Some(end);
         std::thread::sleep(Duration::from_millis(5));
         let start = Instant::now();
-        await_traffic(&[wire], start, Duration::from_millis(60));
+        await_traffic(&[wire], None, start, Duration::from_millis(60));
         assert!(start.elapsed() >= Duration::from_millis(60), "woke up after {:?}", start.elapsed());
     }
 }

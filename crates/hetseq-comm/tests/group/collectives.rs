@@ -5,7 +5,7 @@ use hetseq_comm::{CommError, Group, Route, Shards, Wire};
 use crate::ranks::{CLEAR_ENGINES, Engine, groups, on_each, options};
 
 /// Values whose sum depends on the order of addition.
-fn values(rank: usize, len: usize) -> Vec<f32> {
+pub(crate) fn values(rank: usize, len: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_u32.wrapping_mul(rank as u32 + 1);
     let mut next = move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -23,7 +23,7 @@ fn sum_in_rank_order(world: usize, len: usize) -> Vec<f32> {
     sum
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 

@@ -6,6 +6,8 @@
 mod collectives;
 mod directory;
 mod failure;
+mod late;
+mod lines;
 mod meeting;
 mod ranks;
 mod sealed;

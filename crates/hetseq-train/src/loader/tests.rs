@@ -79,6 +79,8 @@ fn loader(threads: usize, patience: Duration) -> (Arc<Reader>, Loader<Reader>) {
 }
 
 fn order(loader: &Loader<Reader>, devices: Vec<Vec<Vec<u32>>>) {
+    let micro = |samples| MicroBatch { samples, longest: 1 };
+    let devices = devices.into_iter().map(|batches| batches.into_iter().map(micro).collect()).collect();
     loader.order(Order { which: Which::Train, epoch: 0, devices }).unwrap();
 }
 
@@ -100,7 +102,7 @@ fn all_threads_work_and_everything_comes_in_order() {
             .into_iter()
             .map(|jobs| {
                 let batch = |job: Job<Reader>| {
-                    assert_eq!(job.batch, job.samples);
+                    assert_eq!(job.batch, job.micro.samples);
                     job.batch
                 };
                 jobs.into_iter().map(batch).collect()

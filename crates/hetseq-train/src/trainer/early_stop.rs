@@ -1,7 +1,7 @@
 //! The end of a run before its last planned update: the learning rate has become too small (`run.stop_min_lr`), or
 //! validation no longer improves (`valid.patience`).
 //!
-//! Rank 0 decides, and the header of each update tells the others, so that all end after the same one. What it decides
+//! Rank 0 decides and tells the others, by the header of an update or after a validation, so that all end after the same one. What it decides
 //! on is in the config and in checkpoints: a run that ended early and is started again ends again, and one that was
 //! interrupted ends where it would have ended.
 
@@ -11,8 +11,7 @@ use hetseq_optim::Position;
 
 use crate::config::Config;
 use crate::error::TrainError;
-use crate::header::Ending;
-use crate::itinerary::Planned;
+use crate::header::Agreed;
 use crate::state::Best;
 use crate::task::Task;
 
@@ -58,33 +57,37 @@ impl<T: Task> Trainer<T> {
         out_of_patience(&self.config, self.state.best.as_ref(), self.best_metric.name).or_else(small)
     }
 
-    /// Whether the run ends before or after `update`, the next one.
-    pub(super) fn ending(&self, update: &Planned) -> Ending {
-        if self.early_stop(&self.state.cursor).is_some() {
-            Ending::Before
-        } else if self.early_stop(&self.after(update)).is_some() {
-            Ending::After
-        } else {
-            Ending::No
-        }
+    /// Whether the run ends before the update at `cursor`.
+    pub(super) fn ends_before(&self, cursor: &Cursor) -> bool {
+        self.early_stop(cursor).is_some()
     }
 
-    /// After the header of an update that will not be done: what the last one has left to do. It was validated, since
-    /// patience ran out there, unless this process did none.
-    pub(super) fn end_before(&mut self) -> Result<End, TrainError> {
-        if self.pulse.done > 0 {
-            self.save()?;
+    /// Whether validation has ended the run just now. Rank 0 decides, since it knows which bests reached the disk.
+    pub(super) fn patience_is_out(&mut self) -> Result<bool, TrainError> {
+        if self.config.valid.patience.is_none() {
+            return Ok(false);
+        }
+        let is_out = out_of_patience(&self.config, self.state.best.as_ref(), self.best_metric.name).is_some();
+        let word = self.crew.group.broadcast_bytes(0, vec![u8::from(is_out)])?;
+        Ok(word == [1])
+    }
+
+    /// Before the first update of this process: a run that had ended early, and is started again, ends again.
+    pub(super) fn end_at_once(&mut self, agreed: &Agreed) -> Result<Option<End>, TrainError> {
+        if !agreed.ends && !agreed.stop {
+            return Ok(None);
         }
         self.finish_saves()?;
-        self.tell_early_stop();
-        self.tell_workers();
-        // The header was the last exchange; with this one all ranks end as rank 0 does, saved or not.
+        if agreed.ends {
+            self.tell_early_stop();
+        }
+        // The header was the last exchange; with this one all ranks end as rank 0 does.
         self.crew.group.barrier()?;
-        Ok(End::Finished)
+        Ok(Some(if agreed.ends { End::Finished } else { End::Stopped }))
     }
 
-    /// After an update that was known to be the last, validated and saved.
-    pub(super) fn end_after(&mut self) -> Result<End, TrainError> {
+    /// After an update that turned out to be the last, validated and saved.
+    pub(super) fn end_early(&mut self) -> Result<End, TrainError> {
         self.finish_saves()?;
         self.tell_early_stop();
         self.settle()?;

@@ -5,27 +5,38 @@ use hetseq_metrics::Event;
 
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
-use crate::header::{Agreed, Ending};
+use crate::header::Agreed;
 use crate::itinerary::Planned;
 use crate::observer::at_update;
 use crate::state::Best;
 use crate::task::{Task, Which};
 
-use super::Trainer;
+use super::{End, Trainer};
 
 impl<T: Task> Trainer<T> {
     /// Validate and save if they are due after the update just done. A run that stops is saved in any case; one that ends
-    /// is validated and saved.
-    pub(super) fn pass_milestones(&mut self, update: &Planned, agreed: &Agreed) -> Result<(), TrainError> {
+    /// is validated and saved. `next` is what was agreed on the update to come; tells how the run ends, if it does so early.
+    pub(super) fn pass_milestones(&mut self, update: &Planned, next: &Agreed) -> Result<Option<End>, TrainError> {
         let cursor = self.state.cursor.clone();
-        let (updates, epoch, ended) = (cursor.updates, cursor.epoch, cursor.epoch != update.epoch);
-        let (stops, ends_early) = (agreed.stop, agreed.ending == Ending::After);
-        let ends = ends_early || self.itinerary.at(&cursor).is_none();
-        let is_best = (ends || self.config.valid.every.is_due(updates, epoch, ended)) && self.validate()?;
-        if stops || ends || is_best || self.config.checkpoint.every.is_due(updates, epoch, ended) {
+        let (updates, epoch, epoch_ended) = (cursor.updates, cursor.epoch, cursor.epoch != update.epoch);
+        let is_last = self.itinerary.at(&cursor).is_none();
+        let ends = next.ends || is_last;
+        let validates = ends || self.config.valid.every.is_due(updates, epoch, epoch_ended);
+        let is_best = validates && self.validate()?;
+        let ends_early = next.ends || (validates && !is_last && self.patience_is_out()?);
+        let is_due = self.config.checkpoint.every.is_due(updates, epoch, epoch_ended);
+        if next.stop || ends || ends_early || is_best || is_due {
             self.save()?;
         }
-        Ok(())
+        if ends_early {
+            return self.end_early().map(Some);
+        }
+        if next.stop {
+            self.finish_saves()?;
+            self.settle()?;
+            return Ok(Some(End::Stopped));
+        }
+        Ok(None)
     }
 
     /// Whether this is the best so far: on all ranks or on none, as they hold the same numbers (`evaluate.rs`).
@@ -34,7 +45,7 @@ impl<T: Task> Trainer<T> {
         self.crew.group.at(format!("validation after {}", at_update(updates)));
         let split = self.split_of(updates);
         let Some(evaluation) =
-            evaluate(&mut self.crew, &self.valid_loader, self.pace.clone(), split, self.config.batch.global)?
+            evaluate(&mut self.crew, &self.valid_loader, self.planner.clone(), split, self.config.batch.global)?
         else {
             return Ok(false);
         };

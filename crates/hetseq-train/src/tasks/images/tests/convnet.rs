@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{Stream, config};
 use crate::flat;
-use crate::loader::Job;
+use crate::loader::{Job, MicroBatch};
 use crate::replica::Replica;
 use crate::task::{Samples, Task, Which};
 use crate::tasks::images::ImageTask;
@@ -61,7 +61,7 @@ fn loss_and_gradients_are_those_of_pytorch() {
         .into_iter()
         .map(|ids| {
             let batch = task.collate(&Samples::new(Which::Train, &ids, Key::root(0))).unwrap();
-            Job { samples: ids, batch }
+            Job { micro: MicroBatch { samples: ids, longest: 1 }, batch }
         })
         .collect();
     let flat = replica.gradients(&jobs, &[1.0 / IMAGES as f32], Key::root(0)).unwrap().flat;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{Stream, config};
 use crate::flat;
-use crate::loader::Job;
+use crate::loader::{Job, MicroBatch};
 use crate::replica::Replica;
 use crate::task::{Samples, Task, Which};
 use crate::tasks::images::ImageTask;
@@ -80,7 +80,7 @@ fn check(case: &Case) {
         .into_iter()
         .map(|ids| {
             let batch = task.collate(&Samples::new(Which::Valid, &ids, Key::root(0))).unwrap();
-            Job { samples: ids, batch }
+            Job { micro: MicroBatch { samples: ids, longest: 1 }, batch }
         })
         .collect();
     let flat = replica.gradients(&jobs, &[1.0 / IMAGES as f32], Key::root(0)).unwrap().flat;

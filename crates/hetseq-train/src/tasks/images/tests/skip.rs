@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::config;
 use crate::flat;
-use crate::loader::Job;
+use crate::loader::{Job, MicroBatch};
 use crate::replica::Replica;
 use crate::task::{Samples, Task, Totals, Which};
 use crate::tasks::images::ImageTask;
@@ -53,7 +53,11 @@ fn skipped_is_as_if_it_were_not_there() {
     let job = |which, ids: &[u32]| {
         let samples = Samples::new(which, ids, Key::root(1));
         let batch = task.collate(&samples).unwrap();
-        (task.counts(&batch), samples.into_skipped(), vec![Job { samples: ids.to_vec(), batch }])
+        (
+            task.counts(&batch),
+            samples.into_skipped(),
+            vec![Job { micro: MicroBatch { samples: ids.to_vec(), longest: 1 }, batch }],
+        )
     };
     let (counts, skipped, with) = job(Which::Train, &[0, 1, 2]);
     let (_, none, without) = job(Which::Train, &[0, 2]);

@@ -1,0 +1,79 @@
+//! How long sharing an update among very many devices takes. Run with:
+//! cargo run --release -p hetseq-balance --example share_time
+
+use std::io::Write;
+use std::ops::Range;
+use std::time::Instant;
+
+use hetseq_balance::share::{DeviceLoad, Share, share};
+use hetseq_balance::{CostTable, Point};
+use hetseq_random::Key;
+
+const DEVICES: u32 = 10_000;
+const SAMPLES: u64 = 100_000;
+const TRIES: usize = 31;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let key = Key::root(1);
+    let tables: Vec<CostTable> =
+        (0..DEVICES).map(|device| table(key.index(device.into()))).collect::<Result<_, _>>()?;
+    let uniform = vec![128; SAMPLES as usize];
+    let mut text: Vec<u32> = (0..SAMPLES).map(|sample| 8 + key.below(sample, 505) as u32).collect();
+    text.sort_unstable();
+    for (name, update) in [("one length", &uniform), ("mixed lengths", &text)] {
+        for (caps, max_tokens, spread) in
+            [("no caps", None, 0), ("caps", Some(2048), 0), ("caps that not every sample fits", Some(200), 1024)]
+        {
+            let load = |(device, table)| DeviceLoad {
+                table,
+                factor: f64::from(key.between(device as u32, 0.9, 1.1)),
+                overhead_s: f64::from(key.between(DEVICES + device as u32, 0.0, 0.02)),
+                max_tokens: max_tokens.map(|cap| cap + (device as u32 * 7) % (spread + 1)),
+                max_samples: None,
+                measured: Some(table),
+            };
+            let loads: Vec<DeviceLoad> = tables.iter().enumerate().map(load).collect();
+            let mut millis: Vec<f64> = Vec::new();
+            for _ in 0..TRIES {
+                let start = Instant::now();
+                std::hint::black_box(share(update, &loads)?);
+                millis.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            millis.sort_by(f64::total_cmp);
+            writeln!(
+                std::io::stdout(),
+                "{DEVICES} devices, {SAMPLES} samples of {name}, {caps}: {:.1} ms, at least {:.1}; at work until the last \
+                 has finished: {:.1} %",
+                millis[TRIES / 2],
+                millis[0],
+                100.0 * at_work(update, &loads)?,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// The mean finishing time of the devices that have work, as a part of the last.
+fn at_work(update: &[u32], loads: &[DeviceLoad]) -> Result<f64, hetseq_balance::BalanceError> {
+    let finish = |(load, share): (&DeviceLoad, &Share)| {
+        let seconds = |micro: &Range<usize>| load.table.seconds(micro.len() as u32, update[micro.end - 1]);
+        load.overhead_s + load.factor * share.micro.iter().map(seconds).sum::<f64>()
+    };
+    let shares = share(update, loads)?;
+    let shared = loads.iter().zip(&shares).filter(|(_, share)| !share.is_empty());
+    let finished: Vec<f64> = shared.map(finish).collect();
+    Ok(finished.iter().sum::<f64>() / finished.len() as f64 / finished.iter().copied().fold(0.0, f64::max))
+}
+
+/// Six points: a launch, then by tokens; speeds differ a hundredfold.
+fn table(key: Key) -> Result<CostTable, hetseq_balance::BalanceError> {
+    let launch = key.below(0, 5000) + 100;
+    let per_token = f64::from(key.between(1, 1.0, 100.0));
+    let point = |(samples, tokens): (u32, u32)| Point {
+        samples,
+        tokens,
+        micros: launch + (per_token * f64::from(samples * tokens)) as u64,
+        bytes: 0,
+    };
+    CostTable::new([(1, 64), (4, 64), (16, 64), (1, 512), (4, 512), (16, 512)].map(point).to_vec())
+}

@@ -1,0 +1,185 @@
+//! A late sum against a peer that is played by hand, or over lines that take little at a time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use socket2::SockRef;
+
+use super::tests::{GENERATION, bytes_of, rank_and_socket, short};
+use super::*;
+use crate::codec::Wire as Codec;
+use crate::mesh::Mesh;
+use crate::reduce::{self, Contribution, Route};
+use crate::shards::Shards;
+
+const LEN: usize = 4_000_000;
+
+fn late(sequence: u64, last: bool, payload: Vec<u8>) -> Vec<u8> {
+    bytes_of(&Frame { kind: Kind::AllReduceLate, last, sequence, payload: Payload::new(payload) }, GENERATION)
+}
+
+/// What rank 1 sends to rank 0, who owns everything: its note and its contribution of ones.
+fn contribution() -> Vec<u8> {
+    let mut bytes = late(1, true, b"note".to_vec());
+    let values: Vec<u8> = (0..LEN).flat_map(|_| 1f32.to_le_bytes()).collect();
+    let mut pieces = values.chunks(CHUNK_BYTES).peekable();
+    while let Some(piece) = pieces.next() {
+        bytes.extend(late(1, pieces.peek().is_none(), piece.to_vec()));
+    }
+    bytes
+}
+
+fn given() -> Option<Contribution> {
+    Some(Contribution { note: b"own".to_vec(), data: vec![1.0; LEN] })
+}
+
+fn sum(mesh: &mut Mesh, mut mine: impl FnMut() -> Option<Contribution>) -> Result<reduce::Summed, CommError> {
+    let shards = Shards::weighted(LEN, &[1.0, 0.0]);
+    reduce::all_reduce_late(mesh, &shards, Codec::F32, Route::Direct, || Ok::<_, CommError>(mine()))
+}
+
+#[test]
+fn what_others_give_is_taken_in_before_the_own_is_there() {
+    let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
+    let taken = Arc::new(AtomicBool::new(false));
+    let is_taken = taken.clone();
+    let peer = std::thread::spawn(move || {
+        // More than the system's buffers hold: it must be read, or this never ends.
+        socket.write_all(&contribution()).unwrap();
+        is_taken.store(true, Ordering::Release);
+        socket
+    });
+    let summed = sum(&mut mesh, || taken.load(Ordering::Acquire).then(|| given().unwrap())).unwrap();
+    assert_eq!(summed.notes, [b"own".to_vec(), b"note".to_vec()]);
+    assert!(summed.data.iter().all(|value| *value == 2.0));
+    drop(peer.join().unwrap());
+}
+
+#[test]
+fn a_rank_that_sends_more_than_its_contribution_is_not_heard_out() {
+    let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
+    let peer = std::thread::spawn(move || {
+        socket.write_all(&contribution()).unwrap();
+        socket.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+        let more = late(1, false, vec![0; CHUNK_BYTES]);
+        let mut sent = 0;
+        while sent < 200 && socket.write_all(&more).is_ok() {
+            sent += 1;
+        }
+        (sent, socket)
+    });
+    // It has no part, so that what it sent too much belongs to nothing; this sum is not affected.
+    let summed = sum(&mut mesh, || peer.is_finished().then(|| given().unwrap())).unwrap();
+    assert!(summed.data.iter().all(|value| *value == 2.0));
+    // What the system's buffers take, and what is read ahead.
+    let (sent, _socket) = peer.join().unwrap();
+    assert!(sent < 60, "{sent} frames that nobody asked for were taken");
+}
+
+#[test]
+fn a_result_before_the_own_contribution_is_refused() {
+    let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
+    socket.write_all(&[late(1, true, Vec::new()), late(1, true, vec![0; 8])].concat()).unwrap();
+    let (shards, start) = (Shards::weighted(2, &[0.0, 1.0]), Instant::now());
+    let mine = || {
+        let ready = start.elapsed() > Duration::from_millis(1_500);
+        Ok::<_, CommError>(ready.then(|| Contribution { note: Vec::new(), data: vec![1.0; 2] }))
+    };
+    let error = reduce::all_reduce_late(&mut mesh, &shards, Codec::F32, Route::Direct, mine).unwrap_err();
+    assert!(error.to_string().contains("no result before our contribution"), "{error}");
+}
+
+#[test]
+fn a_peer_that_is_lost_is_reported_while_this_rank_computes() {
+    // Nothing; the note and a part; everything.
+    for sent in [0, 100_000, usize::MAX] {
+        let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
+        let peer = std::thread::spawn(move || {
+            let bytes = contribution();
+            socket.write_all(&bytes[..sent.min(bytes.len())]).unwrap();
+        });
+        let start = Instant::now();
+        let text = sum(&mut mesh, || None).unwrap_err().to_string();
+        assert!(text.starts_with("rank 1 (beta) left during all_reduce_late at update 7"), "{text}");
+        assert!(start.elapsed() < Duration::from_secs(5));
+        peer.join().unwrap();
+    }
+    let (mut mesh, _socket) = rank_and_socket(&short(200, 60_000));
+    let text = sum(&mut mesh, || None).unwrap_err().to_string();
+    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.2 s during all_reduce_late"), "{text}");
+    let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
+    socket.write_all(&late(1, true, b"note".to_vec())).unwrap();
+    socket.write_all(&bytes_of(&Frame::control(Kind::Abort, b"enough".to_vec()), GENERATION)).unwrap();
+    let text = sum(&mut mesh, || None).unwrap_err().to_string();
+    assert!(text.contains("stopped: enough"), "{text}");
+}
+
+/// Two ranks whose line from rank 0 to rank 1 holds little at a time, so that most of it waits in rank 0's queue.
+fn narrow_pair() -> [Mesh; 2] {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    SockRef::from(&listener).set_recv_buffer_size(16 << 10).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    SockRef::from(&near).set_send_buffer_size(16 << 10).unwrap();
+    let mut ends = [Some(near), Some(far)];
+    [0, 1].map(|rank| {
+        let stream = ends[rank].take().unwrap();
+        let mut connections = vec![None, None];
+        connections[1 - rank] = Some(Connection { stream, seal: None });
+        let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
+        let options = short(60_000, 60_000);
+        Mesh::over_wires(rank, GENERATION, hosts, connections, options.silence, &options).unwrap()
+    })
+}
+
+/// Rank 0 owns everything and so has its sum long before rank 1, who takes it from a narrow line; `then` is what rank 0
+/// does next, and must not end before rank 1 has it.
+fn leave_the_rest(then: impl FnOnce(Mesh, &AtomicBool) + Send) {
+    let [mut zero, mut one] = narrow_pair();
+    let has_sum = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let has_sum = &has_sum;
+        scope.spawn(move || {
+            let summed = sum(&mut zero, given).unwrap();
+            assert_eq!(zero.unsent(), Some(1), "nothing was left to send");
+            assert!(summed.data.iter().all(|value| *value == 2.0));
+            then(zero, has_sum);
+        });
+        let summed = sum(&mut one, given).unwrap();
+        assert!(summed.data.iter().all(|value| *value == 2.0));
+        has_sum.store(true, Ordering::Release);
+        // It stays for what rank 0 does next.
+        let _ = sum(&mut one, given);
+    });
+}
+
+#[test]
+fn what_is_left_to_send_leaves_while_nobody_is_in_a_collective() {
+    leave_the_rest(|_mesh, has_sum| {
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(has_sum.load(Ordering::Acquire), "rank 1 has nothing after 3 s");
+    });
+}
+
+#[test]
+fn what_is_left_to_send_leaves_while_the_next_sum_is_computed() {
+    leave_the_rest(|mut mesh, has_sum| {
+        let start = Instant::now();
+        let ready = || has_sum.load(Ordering::Acquire) || start.elapsed() > Duration::from_secs(20);
+        let summed = sum(&mut mesh, || ready().then(|| given().unwrap())).unwrap();
+        assert!(has_sum.load(Ordering::Acquire), "rank 1 has nothing after 20 s");
+        assert!(summed.data.iter().all(|value| *value == 2.0));
+    });
+}
+
+#[test]
+fn what_is_left_to_send_leaves_before_a_goodbye() {
+    leave_the_rest(|mut mesh, has_sum| {
+        mesh.part(End::Goodbye);
+        // The goodbye is behind it, and answered when it was read.
+        let start = Instant::now();
+        while !has_sum.load(Ordering::Acquire) {
+            assert!(start.elapsed() < Duration::from_secs(5), "it was cut off");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+}

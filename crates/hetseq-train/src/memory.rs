@@ -1,0 +1,99 @@
+//! How much memory this process may use, and how much it does. Linux kills a process that goes over a limit instead of
+//! refusing it memory, so what will not fit must be known before: `probe.rs` asks here.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+/// The least of what was configured, what the control groups allow, and what is free on this machine. None where nothing
+/// of it is known.
+pub(crate) fn limit_bytes(configured: Option<u64>) -> Option<u64> {
+    let read = |path: &Path| std::fs::read_to_string(path).ok();
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    let allowed = group_files(&groups).iter().filter_map(|file| parse_limit(&read(file)?)).min();
+    let free = read(Path::new("/proc/meminfo")).and_then(|text| field(&text, "MemAvailable:"));
+    let free = free.map(|free| free.saturating_add(anonymous_bytes().unwrap_or(0)));
+    [configured, allowed, free].into_iter().flatten().min()
+}
+
+/// What this process holds that cannot be read again from a file. What is freed stays with the allocator, so after a
+/// step this is the most that the step needed.
+pub(crate) fn anonymous_bytes() -> Option<u64> {
+    field(&fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
+}
+
+/// The files that hold the memory limits of the groups in `/proc/self/cgroup`, in both of its versions: of the group itself
+/// and of all above it.
+fn group_files(groups: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            list if list.split(',').any(|name| name == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        let mut group = Path::new(path.trim_start_matches('/'));
+        loop {
+            files.push(Path::new(root).join(group).join(file));
+            match group.parent() {
+                Some(parent) => group = parent,
+                None => break,
+            }
+        }
+    }
+    files
+}
+
+/// `max` and the largest number that fits are no limits.
+fn parse_limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|&bytes: &u64| bytes < 1 << 60)
+}
+
+/// A line such as `RssAnon:     1234 kB`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_both_versions_of_control_groups_are_found() {
+        let files = |text| -> Vec<String> { group_files(text).iter().map(|path| path.display().to_string()).collect() };
+        let second = files("0::/user/job\n");
+        assert_eq!(
+            second,
+            ["/sys/fs/cgroup/user/job/memory.max", "/sys/fs/cgroup/user/memory.max", "/sys/fs/cgroup/memory.max"]
+        );
+        let first = files("11:cpu,cpuacct:/a\n5:memory:/slurm\n1:name=systemd:/x\n");
+        assert_eq!(
+            first,
+            ["/sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        );
+        assert!(files("nonsense").is_empty());
+    }
+
+    #[test]
+    fn what_is_no_limit() {
+        assert_eq!(parse_limit("max\n"), None);
+        assert_eq!(parse_limit("9223372036854771712\n"), None);
+        assert_eq!(parse_limit("1073741824\n"), Some(1 << 30));
+    }
+
+    #[test]
+    fn the_least_counts() {
+        assert_eq!(limit_bytes(Some(1000)), Some(1000));
+        #[cfg(target_os = "linux")]
+        {
+            let free = limit_bytes(None).unwrap();
+            assert!(limit_bytes(Some(u64::MAX)) <= Some(free.saturating_mul(2)));
+            let held = anonymous_bytes().unwrap();
+            assert!(held > 100_000 && held < free, "{held} of {free}");
+        }
+    }
+}
