@@ -62,6 +62,8 @@ pub fn forecast(profile: &Profile, split: Split, tokens: &[u32]) -> Result<Forec
     let names = profile.ranks.iter().enumerate().flat_map(|(rank, of_rank)| {
         of_rank.devices.iter().map(move |device| (rank, of_rank.host.clone(), device.name.clone()))
     });
+    let mut left_out = vec![false; plan.shares.len()];
+    plan.left_out.iter().for_each(|&device| left_out[device] = true);
     let mut devices = Vec::with_capacity(plan.shares.len());
     for (at, (rank, host, device)) in names.enumerate() {
         let (work, predicted) = (&plan.work[at], &plan.prediction.devices[at]);
@@ -74,7 +76,7 @@ pub fn forecast(profile: &Profile, split: Split, tokens: &[u32]) -> Result<Forec
             micro_batches: plan.shares[at].micro.len(),
             compute_s: predicted.compute_s + predicted.after_s,
             idle: predicted.idle,
-            left_out: plan.left_out.contains(&at),
+            left_out: left_out[at],
         });
     }
     let mut ranks = Vec::with_capacity(profile.ranks.len());

@@ -58,6 +58,7 @@ pub(crate) fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
             percent(args.jitter)
         ));
     }
+    let mut told = Vec::new();
     for line_gbit in lines {
         let worlds = worlds(args, profile.ranks.len());
         let mut table = Vec::new();
@@ -68,7 +69,7 @@ pub(crate) fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
                 let played = play(&case.profile, &setup(args, &case, tokens, split))
                     .map_err(|error: SimulateError| UsageError(error.to_string()))?;
                 if args.json {
-                    print_line(&serde_json::to_string(&outcome(&case, tokens, split, &played))?);
+                    told.push(serde_json::to_value(outcome(&case, tokens, split, &played))?);
                 }
                 outcomes.push(played);
             }
@@ -77,6 +78,9 @@ pub(crate) fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         if !args.json {
             print_table(&table, &splits);
         }
+    }
+    if args.json {
+        print_line(&serde_json::Value::from(told).to_string());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -34,8 +34,9 @@ impl Table {
     }
 }
 
-/// `0.0834` as `8.3 %`.
+/// `0.0834` as `8.3 %`; rounding leaves no `-0.0 %`.
 pub(crate) fn percent(part: f64) -> String {
+    let part = if part.abs() < 0.0005 { 0.0 } else { part };
     format!("{:.1} %", 100.0 * part)
 }
 
@@ -69,6 +70,6 @@ mod tests {
     fn figures() {
         assert_eq!([0.0084, 0.4123, 12.34].map(short_time), ["8.40 ms", "0.412 s", "12.3 s"]);
         assert_eq!([3.14, 1234.4].map(rate), ["3.1", "1,234"]);
-        assert_eq!(percent(0.0834), "8.3 %");
+        assert_eq!([0.0834, -1e-9].map(percent), ["8.3 %", "0.0 %"]);
     }
 }

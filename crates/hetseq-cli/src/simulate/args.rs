@@ -15,10 +15,10 @@ use hetseq_balance::simulate::{Absence, Disturbance};
 /// What is played is the planner that trains, with measured times instead of machines. Reading samples, validation and
 /// checkpoints are not played.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  hetseq simulate --profile p.json --global-batch 256 --scale 1,2,4,8 --line-gbit 1,10
-  hetseq simulate --profile p.json --global-batch 256 --disturb 2:50-100:3    rank 2 is three times as slow for a while
-  hetseq simulate --profile p.json --global-batch 256 --fail 1:80-120         rank 1 leaves, and returns")]
+#[command(after_help = "Examples, each after `hetseq simulate --profile p.json --global-batch 256`:
+  --scale 1,2,4,8 --line-gbit 1,10    more machines, on two networks
+  --disturb 2:50-100:3                rank 2 is three times as slow in updates 50 to 100
+  --fail 1:80-120                     rank 1 is away in updates 80 to 119")]
 pub(crate) struct SimulateArgs {
     /// What is known of the machines
     #[arg(long, value_name = "FILE")]
@@ -63,7 +63,7 @@ pub(crate) struct SimulateArgs {
     /// How many seconds nobody trains when a rank leaves or returns
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub(super) pause: f64,
-    /// Print one JSON object per group and split
+    /// Print one JSON array, an object per group and split
     #[arg(long)]
     pub(super) json: bool,
 }
