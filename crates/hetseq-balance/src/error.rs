@@ -25,7 +25,4 @@ pub enum BalanceError {
          remove the point"
     )]
     EmptyPoint { samples: u32, tokens: u32 },
-
-    #[error("{what} is {value} in the profile; it must be {must_be}")]
-    BadProfile { what: String, value: String, must_be: &'static str },
 }

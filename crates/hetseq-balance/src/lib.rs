@@ -15,7 +15,7 @@ pub use error::BalanceError;
 pub use forecast::{Forecast, forecast};
 pub use network::{exchange_seconds, ownership, ring_seconds};
 pub use planner::{Done, Plan, Planner, Replanned, Split, Work};
-pub use predict::{DevicePrediction, Prediction, RankPrediction, without};
+pub use predict::{DevicePrediction, Prediction, RankPrediction, predict, predict_without, without};
 pub use profile::{DeviceProfile, Line, Profile, RankProfile};
 pub use share::Share;
 pub use simulate::{Setup, Simulation, simulate};

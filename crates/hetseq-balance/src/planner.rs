@@ -1,14 +1,32 @@
-//! The planner: the one object that the trainer, `hetseq plan` and `hetseq simulate` ask.
+//! The planner: the one object that the trainer, `hetseq plan` and `hetseq simulate` ask who computes what.
+//!
+//! It holds what was measured of the group at the start ([`Profile`]) and how that has changed since (`drift`), and shares
+//! updates by it (`share`). Every rank owns one and feeds it the same integers in the same order, so that all plan alike.
+//! It reads no clock, does no I/O, and does not know which update it is.
+//!
+//! What was learnt is not used at once, else shares would jitter from noise: plans are made by what is *published*, and
+//! everything learnt is published at once when that is predicted to gain more than 2 %. If no device has leapt to another
+//! speed, the gain must also last for some updates, since noise comes and goes.
+
+mod published;
 
 use serde::{Deserialize, Serialize};
 
-use crate::drift::Drift;
+use crate::drift::{Drift, Smoothed};
 use crate::error::BalanceError;
 use crate::network;
-use crate::predict::{DevicePrediction, Prediction, RankPrediction};
+use crate::predict::Prediction;
 use crate::profile::{DeviceProfile, Line, Profile};
 use crate::share::{DeviceLoad, Share, share};
 use crate::table::CostTable;
+use published::Pace;
+
+/// What a new plan must gain, relatively, to be worth a change.
+const DEAD_BAND: f64 = 0.02;
+/// For how many plans in a row a gain must be predicted if nobody leapt to another speed.
+const LASTING: u32 = 12;
+/// A device that is looked at gets a sample that would take this part of the update.
+const LOOK: f64 = 0.9;
 
 /// How an update is split among the devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,9 +88,14 @@ pub struct Replanned {
 pub struct Planner {
     profile: Profile,
     devices: Vec<Device>,
-    host_s: Vec<f64>,
-    net_s: Vec<f64>,
+    ranks: Vec<Rank>,
     ownership: Vec<f64>,
+    /// What plans are made by, one per device.
+    published: Vec<Pace>,
+    /// For how many plans in a row another one would have been better.
+    better_for: u32,
+    /// What the last plan was predicted to take.
+    last_s: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -80,50 +103,110 @@ struct Device {
     rank: usize,
     profile: DeviceProfile,
     drift: Drift,
+    after: Smoothed,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Rank {
+    host: Smoothed,
+    net_s: f64,
+}
+
+/// Shares, and what they take.
+struct Shared {
+    shares: Vec<Share>,
+    work: Vec<Work>,
+    prediction: Prediction,
 }
 
 impl Planner {
     pub fn new(profile: &Profile) -> Planner {
+        let sane = |seconds: f64| if seconds > 0.0 && seconds.is_finite() { seconds } else { 0.0 };
         let mut devices = Vec::new();
         for (rank, of_rank) in profile.ranks.iter().enumerate() {
-            let device = |profile: &DeviceProfile| Device { rank, profile: profile.clone(), drift: Drift::new() };
+            let device = |profile: &DeviceProfile| Device {
+                rank,
+                drift: Drift::new(profile.table.is_measured()),
+                after: Smoothed::new(sane(profile.after_s)),
+                profile: profile.clone(),
+            };
             devices.extend(of_rank.devices.iter().map(device));
         }
         let lines: Vec<Line> = profile.ranks.iter().map(|rank| rank.line).collect();
-        let ownership = network::ownership(&lines);
-        Planner {
-            devices,
-            host_s: profile.ranks.iter().map(|rank| rank.host_s).collect(),
-            net_s: network::exchange_seconds(profile.exchange_bytes, &lines, &ownership),
-            ownership,
+        let by_hand: Vec<f64> = profile.ranks.iter().map(|rank| rank.own.unwrap_or(1.0)).collect();
+        let is_by_hand = profile.ranks.iter().any(|rank| rank.own.is_some());
+        let ownership = Some(by_hand).filter(|_| is_by_hand).and_then(|parts| network::normalised(&parts));
+        let ownership = ownership.unwrap_or_else(|| network::ownership(&lines));
+        let net_s = network::exchange_seconds(exchange_bytes(profile), &lines, &ownership);
+        let rank = |(rank, net_s): (&crate::RankProfile, f64)| Rank { host: Smoothed::new(sane(rank.host_s)), net_s };
+        let ranks = profile.ranks.iter().zip(net_s).map(rank).collect();
+        let mut planner = Planner {
             profile: profile.clone(),
+            devices,
+            ranks,
+            ownership,
+            published: Vec::new(),
+            better_for: 0,
+            last_s: 0.0,
+        };
+        planner.published = planner.newest();
+        planner
+    }
+
+    /// The same group, but gradients go around in a ring instead of directly to their owners.
+    pub fn in_a_ring(mut self) -> Planner {
+        let lines: Vec<Line> = self.profile.ranks.iter().map(|rank| rank.line).collect();
+        let net_s = network::ring_seconds(exchange_bytes(&self.profile), &lines);
+        for rank in &mut self.ranks {
+            rank.net_s = net_s;
         }
+        self.published = self.newest();
+        self
     }
 
     /// Who computes what of an update whose samples cost `tokens`, which should ascend.
     ///
-    /// Newer factors are adopted only if that is predicted to gain more than the dead band.
+    /// What was learnt since the last publication is adopted if that is predicted to gain more than 2 %, and not by noise.
     pub fn share(&mut self, split: Split, tokens: &[u32]) -> Result<Plan, BalanceError> {
-        let even = CostTable::proportional(1.0);
-        let loads: Vec<DeviceLoad> = self.devices.iter().map(|device| self.load(device, split, &even)).collect();
-        let shares = share(tokens, &loads)?;
-        let work: Vec<Work> = self.devices.iter().zip(&shares).map(|(d, share)| d.work(share, tokens)).collect();
-        let prediction = self.predict(&work);
-        let left_out = (0..shares.len()).filter(|&device| shares[device].is_empty()).collect();
-        Ok(Plan { shares, work, prediction, replanned: None, left_out })
+        let newest = self.newest();
+        let mut shared = self.shared(split, tokens, &self.published, &newest)?;
+        let mut replanned = None;
+        if split == Split::Measured {
+            let better = self.better(tokens, &shared, &newest)?;
+            self.better_for = if better.is_some() { self.better_for.saturating_add(1) } else { 0 };
+            // Each is asked, whatever the others say.
+            let has_jumped = self.devices.iter_mut().fold(false, |any, device| device.drift.take_jump() | any);
+            if let Some((other, gained)) = better.filter(|_| has_jumped || self.better_for >= LASTING) {
+                (shared, replanned) = (other, Some(gained));
+                (self.published, self.better_for) = (newest.clone(), 0);
+            }
+        }
+        self.last_s = shared.prediction.update_s;
+        if split == Split::Measured
+            && let Some(looked_at) = self.look_again(tokens)
+        {
+            let paces = |paces: &[Pace]| looked_at.apply(paces);
+            shared = self.shared(split, tokens, &paces(&self.published), &paces(&newest))?;
+        }
+        let left_out = if split == Split::Measured { self.left_out(tokens, &shared, &newest) } else { Vec::new() };
+        let Shared { shares, work, prediction } = shared;
+        Ok(Plan { shares, work, prediction, replanned, left_out })
     }
 
     /// What every device did in an update that was shared by [`Plan::work`]; one per device, in order.
     pub fn observe(&mut self, done: &[Done]) {
         for (device, done) in self.devices.iter_mut().zip(done) {
             device.drift.observe(done.base_s, done.micros);
+            if done.base_s > 0.0 {
+                device.after.observe(done.after_micros);
+            }
         }
     }
 
     /// Per rank, own time beside computing and exchanging.
     pub fn observe_hosts(&mut self, host_micros: &[u64]) {
-        for (host_s, &micros) in self.host_s.iter_mut().zip(host_micros) {
-            *host_s += (micros as f64 * 1e-6 - *host_s) * 0.25;
+        for (rank, &micros) in self.ranks.iter_mut().zip(host_micros) {
+            rank.host.observe(micros);
         }
     }
 
@@ -135,13 +218,11 @@ impl Planner {
         }
     }
 
-    /// Caps for a device without any, as in validation.
+    /// Caps for devices without any, as in validation.
     pub fn with_usual_caps(mut self, max_tokens: Option<u32>, max_samples: Option<u32>) -> Planner {
-        for DeviceProfile { max_tokens: tokens, max_samples: samples, .. } in
-            self.devices.iter_mut().map(|device| &mut device.profile)
-        {
-            if tokens.is_none() && samples.is_none() {
-                (*tokens, *samples) = (max_tokens, max_samples);
+        for Device { profile, .. } in &mut self.devices {
+            if profile.max_tokens.is_none() && profile.max_samples.is_none() {
+                (profile.max_tokens, profile.max_samples) = (max_tokens, max_samples);
             }
         }
         self
@@ -163,44 +244,113 @@ impl Planner {
 
     /// The newest factors: how many times as long as by its table each device takes.
     pub fn factors(&self) -> Vec<f64> {
-        self.devices.iter().map(|device| device.drift.factor).collect()
+        self.newest().iter().map(|pace| pace.factor).collect()
     }
 
-    fn load<'a>(&'a self, device: &'a Device, split: Split, even: &'a CostTable) -> DeviceLoad<'a> {
-        let DeviceProfile { table, weight, max_tokens, max_samples, .. } = &device.profile;
-        let (pace, factor, overhead_s) = match split {
-            Split::Measured => (table, device.drift.factor, self.overhead_s(device)),
-            Split::Weights => (even, 1.0 / weight, 0.0),
-            Split::Equal => (even, 1.0, 0.0),
+    /// What is known now of each device.
+    fn newest(&self) -> Vec<Pace> {
+        let unknown = self.average_factor();
+        let pace = |device: &Device| {
+            let rank = &self.ranks[device.rank];
+            Pace {
+                factor: if device.drift.is_known() { device.drift.factor() } else { unknown },
+                after_s: device.after.seconds(),
+                rank_s: rank.host.seconds() + rank.net_s,
+            }
         };
-        let (max_tokens, max_samples) = (*max_tokens, *max_samples);
-        DeviceLoad { table: pace, factor, overhead_s, max_tokens, max_samples, measured: Some(table) }
+        self.devices.iter().map(pace).collect()
     }
 
-    fn overhead_s(&self, device: &Device) -> f64 {
-        device.profile.after_s + self.host_s[device.rank] + self.net_s[device.rank]
+    /// Of the devices that were never probed but measured since, by their speeds; 1 if there are none.
+    fn average_factor(&self) -> f64 {
+        let learnt = |device: &&Device| !device.profile.table.is_measured() && device.drift.is_known();
+        let (mut speeds, mut count) = (0.0, 0.0);
+        for device in self.devices.iter().filter(learnt) {
+            speeds += 1.0 / device.drift.factor();
+            count += 1.0;
+        }
+        if count > 0.0 { count / speeds } else { 1.0 }
     }
 
-    fn predict(&self, work: &[Work]) -> Prediction {
-        let mut ranks: Vec<RankPrediction> = (self.host_s.iter().zip(&self.net_s))
-            .map(|(&host_s, &net_s)| RankPrediction { host_s, net_s, ..RankPrediction::default() })
-            .collect();
-        let mut devices = Vec::with_capacity(work.len());
-        for (device, work) in self.devices.iter().zip(work) {
-            let compute_s = work.base_s * device.drift.factor;
-            let after_s = if work.samples > 0 { device.profile.after_s } else { 0.0 };
-            devices.push(DevicePrediction { compute_s, after_s, idle: 0.0 });
-            let rank = &mut ranks[device.rank];
-            rank.compute_s = rank.compute_s.max(compute_s + after_s);
+    /// What would be shared by what is known now, if that gains enough.
+    fn better(
+        &self,
+        tokens: &[u32],
+        now: &Shared,
+        newest: &[Pace],
+    ) -> Result<Option<(Shared, Replanned)>, BalanceError> {
+        if !published::differ(&self.published, newest, self.last_s) {
+            return Ok(None);
         }
-        let update_s = ranks.iter().map(|rank| rank.compute_s + rank.host_s + rank.net_s).fold(0.0, f64::max);
-        for device in &mut devices {
-            device.idle = if update_s > 0.0 { 1.0 - (device.compute_s + device.after_s) / update_s } else { 0.0 };
+        let other = self.shared(Split::Measured, tokens, newest, newest)?;
+        let (before_s, after_s) = (now.prediction.update_s, other.prediction.update_s);
+        let gained = Replanned { gain: 1.0 - after_s / before_s, before_s, after_s };
+        Ok((after_s < before_s * (1.0 - DEAD_BAND)).then_some((other, gained)))
+    }
+
+    /// Shares by some paces, and predicts by others.
+    fn shared(&self, split: Split, tokens: &[u32], by: &[Pace], truth: &[Pace]) -> Result<Shared, BalanceError> {
+        let even = CostTable::proportional(1.0);
+        let load = |(device, pace)| load(device, pace, split, &even);
+        let loads: Vec<DeviceLoad> = self.devices.iter().zip(by).map(load).collect();
+        let shares = share(tokens, &loads)?;
+        let work: Vec<Work> =
+            self.devices.iter().zip(&shares).map(|(device, share)| device.work(share, tokens)).collect();
+        let seconds = |((device, work), pace): ((&Device, &Work), &Pace)| {
+            let after_s = if work.samples > 0 { pace.after_s } else { 0.0 };
+            (device.rank, work.base_s * pace.factor, after_s)
+        };
+        let prediction = Prediction::new(
+            self.devices.iter().zip(&work).zip(truth).map(seconds),
+            self.ranks.iter().map(|rank| (rank.host.seconds(), rank.net_s)),
+        );
+        Ok(Shared { shares, work, prediction })
+    }
+
+    /// Who has been without work for so long that it gets a sample to see how fast it is now, and how fast each must be
+    /// believed to be for that; none if there is nobody.
+    fn look_again(&mut self, tokens: &[u32]) -> Option<published::LookedAt> {
+        let shortest = tokens.iter().copied().min()?.max(1);
+        let time_s = self.last_s * LOOK;
+        let mut looked_at = published::LookedAt::default();
+        for (at, device) in self.devices.iter_mut().enumerate() {
+            let one_s = device.profile.table.seconds(1, shortest);
+            if device.drift.wants_a_look() && time_s > 0.0 && one_s > 0.0 {
+                device.drift.look_again();
+                // Nothing but computing is believed to take time: else a slow line would hide it for ever.
+                looked_at.push(at, time_s / one_s);
+            }
         }
-        for rank in &mut ranks {
-            rank.idle_s = update_s - rank.compute_s - rank.host_s - rank.net_s;
-        }
-        Prediction { update_s, devices, ranks }
+        (!looked_at.is_empty()).then_some(looked_at)
+    }
+
+    /// Devices without work that would be done with one sample only after all others.
+    fn left_out(&self, tokens: &[u32], shared: &Shared, newest: &[Pace]) -> Vec<usize> {
+        let Some(shortest) = tokens.iter().copied().min() else { return Vec::new() };
+        let update_s = shared.prediction.update_s;
+        let is_left_out = |&at: &usize| {
+            let one_s = newest[at].finish_s(self.devices[at].profile.table.seconds(1, shortest.max(1)));
+            shared.work[at].samples == 0 && one_s > update_s
+        };
+        (0..self.devices.len()).filter(is_left_out).collect()
+    }
+}
+
+/// What `share` has to know of a device.
+fn load<'a>(device: &'a Device, pace: &Pace, split: Split, even: &'a CostTable) -> DeviceLoad<'a> {
+    let DeviceProfile { ref table, weight, max_tokens, max_samples, .. } = device.profile;
+    let (by, factor, overhead_s) = match split {
+        Split::Measured => (table, pace.factor, pace.overhead_s()),
+        Split::Weights => (even, 1.0 / weight, 0.0),
+        Split::Equal => (even, 1.0, 0.0),
+    };
+    DeviceLoad { table: by, factor, overhead_s, max_tokens, max_samples, measured: Some(table) }
+}
+
+fn exchange_bytes(profile: &Profile) -> u64 {
+    match profile.exchange_bytes {
+        0 => profile.parameters.saturating_mul(4),
+        bytes => bytes,
     }
 }
 
@@ -211,7 +361,7 @@ impl Device {
             let longest = tokens[micro.clone()].iter().copied().max().unwrap_or(1).max(1);
             work.samples += micro.len() as u64;
             work.tokens += micro.len() as u64 * u64::from(longest);
-            work.base_s += self.profile.table.seconds(micro.len() as u32, longest);
+            work.base_s += self.profile.table.seconds(u32::try_from(micro.len()).unwrap_or(u32::MAX), longest);
         }
         work
     }

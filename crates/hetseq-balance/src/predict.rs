@@ -1,5 +1,11 @@
-//! What an update will take: per device and rank the seconds of each kind.
+//! What an update will take: per device and rank the seconds of each kind, and what it would take otherwise.
+//!
+//! The planner predicts every update that it shares. `hetseq plan` also asks what an even split would take, and the group
+//! without a rank: one whose line or start-up is slow may cost more than it gives. Predictions do not know of waits inside
+//! a rank, nor of data that comes late.
 
+use crate::error::BalanceError;
+use crate::planner::{Planner, Split};
 use crate::profile::Profile;
 
 /// An update, as the model of time sees it.
@@ -21,12 +27,49 @@ pub struct DevicePrediction {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankPrediction {
-    /// Until its slowest device is done.
+    /// Until its slowest device is done, download included.
     pub compute_s: f64,
     pub host_s: f64,
     pub net_s: f64,
     /// Waiting for other ranks.
     pub idle_s: f64,
+}
+
+impl Prediction {
+    /// From the seconds of (rank, computing, after that) of each device, and of (host, network) of each rank.
+    pub(crate) fn new(
+        devices: impl Iterator<Item = (usize, f64, f64)>,
+        ranks: impl Iterator<Item = (f64, f64)>,
+    ) -> Self {
+        let rank = |(host_s, net_s)| RankPrediction { host_s, net_s, ..RankPrediction::default() };
+        let mut prediction = Prediction { ranks: ranks.map(rank).collect(), ..Prediction::default() };
+        for (rank, compute_s, after_s) in devices {
+            prediction.devices.push(DevicePrediction { compute_s, after_s, idle: 0.0 });
+            if let Some(rank) = prediction.ranks.get_mut(rank) {
+                rank.compute_s = rank.compute_s.max(compute_s + after_s);
+            }
+        }
+        let done = |rank: &RankPrediction| rank.compute_s + rank.host_s + rank.net_s;
+        let update_s = prediction.ranks.iter().map(done).fold(0.0, f64::max);
+        for rank in &mut prediction.ranks {
+            rank.idle_s = update_s - done(rank);
+        }
+        for device in &mut prediction.devices {
+            let busy_s = device.compute_s + device.after_s;
+            device.idle = if update_s > 0.0 { (1.0 - busy_s / update_s).clamp(0.0, 1.0) } else { 0.0 };
+        }
+        Prediction { update_s, ..prediction }
+    }
+}
+
+/// What an update whose samples cost `tokens` takes at the start of a run, split in this way.
+pub fn predict(profile: &Profile, split: Split, tokens: &[u32]) -> Result<Prediction, BalanceError> {
+    Ok(Planner::new(profile).share(split, tokens)?.prediction)
+}
+
+/// What it would take without a rank; none if there is no such rank or no other.
+pub fn predict_without(profile: &Profile, rank: usize, tokens: &[u32]) -> Result<Option<Prediction>, BalanceError> {
+    without(profile, rank).map(|rest| predict(&rest, Split::Measured, tokens)).transpose()
 }
 
 /// The group without a rank; none if there is no such rank or no other.
