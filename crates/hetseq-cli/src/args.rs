@@ -9,6 +9,10 @@ use hetseq_train::bench::geometries;
 use hetseq_train::{ConfigSource, TrainError, WireType};
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
+use crate::plan::PlanArgs;
+use crate::report::ReportArgs;
+use crate::simulate::SimulateArgs;
+
 /// Train neural networks on whatever machines you have: any mix trains like one device.
 ///
 /// Start with `hetseq demo`. A run is described by a TOML file (see configs/mnist.toml); any key of it can be set on the
@@ -27,6 +31,9 @@ pub(crate) enum Command {
     Export(ExportArgs),
     Demo(DemoArgs),
     Devices(DevicesArgs),
+    Plan(PlanArgs),
+    Simulate(SimulateArgs),
+    Report(ReportArgs),
     #[command(subcommand)]
     Bench(BenchArgs),
     #[command(subcommand)]

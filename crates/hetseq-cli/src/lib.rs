@@ -12,7 +12,12 @@ mod eval;
 mod export;
 mod from_flags;
 mod output;
+mod plan;
 mod prep;
+mod profile;
+mod report;
+mod simulate;
+mod table;
 mod train;
 mod workers;
 
@@ -43,6 +48,9 @@ pub fn main(tasks: Tasks) -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Devices(args) => devices::devices(&args),
+        Command::Plan(args) => plan::plan(&args),
+        Command::Simulate(args) => simulate::simulate(&args),
+        Command::Report(args) => report::report(&args),
         Command::Bench(args) => bench::bench(&tasks, &args),
         Command::Prep(args) => prep::prep(&args),
     };

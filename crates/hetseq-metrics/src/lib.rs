@@ -4,10 +4,12 @@
 
 mod event;
 mod format;
+pub mod report;
 pub mod sink;
 mod workers;
 
 pub use event::{Change, Event, RankReport, WorkerReport};
 pub use format::{bytes, duration, median, thousands};
+pub use report::Report;
 pub use sink::{Console, Journal, Sink};
 pub use workers::{RankSeconds, Workers};

@@ -43,6 +43,6 @@ pub use error::TrainError;
 pub use evaluate::Evaluation;
 pub use registry::Tasks;
 pub use run::RunOptions;
-pub use source::ConfigSource;
+pub use source::{ConfigSource, suggest};
 pub use task::{Task, TaskError};
 pub use trainer::End;

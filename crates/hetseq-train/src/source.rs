@@ -153,7 +153,7 @@ fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), String> {
 
 /// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a sentence that names the nearest, and Rust's names of
 /// types into words.
-fn suggest(message: &str) -> String {
+pub fn suggest(message: &str) -> String {
     let mut message = message.trim_end().replace("missing field", "missing key or section");
     for (rust, words) in [
         ("expected u64", "a whole number is due"),

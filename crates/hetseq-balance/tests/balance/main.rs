@@ -1,8 +1,12 @@
 //! What the trainer relies on, tested through the public interface. One binary, so that it links once.
 
 #[cfg(test)]
+mod forecast;
+#[cfg(test)]
 mod planner;
 #[cfg(test)]
 mod share;
+#[cfg(test)]
+mod simulate;
 #[cfg(test)]
 mod table;

@@ -57,6 +57,10 @@ impl Job {
         self
     }
 
+    pub(crate) fn args<A: AsRef<OsStr>>(self, args: impl IntoIterator<Item = A>) -> Self {
+        args.into_iter().fold(self, Job::arg)
+    }
+
     pub(crate) fn set(self, key: &str, value: impl std::fmt::Display) -> Self {
         self.arg("--set").arg(format!("{key}={value}"))
     }

@@ -4,7 +4,7 @@ use crate::cluster::Job;
 
 #[test]
 fn every_subcommand_explains_itself() {
-    let told: [(&str, &[&str]); 14] = [
+    let told: [(&str, &[&str]); 17] = [
         ("", &["train", "eval", "demo", "devices", "bench", "prep", "hetseq demo", "--set"]),
         (
             "train",
@@ -24,6 +24,21 @@ fn every_subcommand_explains_itself() {
         ("eval", &["CONFIG", "--set", "--checkpoint", "--json", "--distributed-rank"]),
         ("demo", &["--dir", "--slowdown"]),
         ("devices", &["--json"]),
+        ("plan", &["CONFIG", "--set", "--profile", "profile.json", "--tokens-per-sample", "--json"]),
+        (
+            "simulate",
+            &[
+                "--profile",
+                "--global-batch",
+                "--scale",
+                "--workers",
+                "--line-gbit",
+                "--disturb",
+                "--fail",
+                "mixed-8.json",
+            ],
+        ),
+        ("report", &["RUN", "--json", "metrics.jsonl"]),
         ("bench", &["step", "comm", "data"]),
         ("bench comm", &["--world", "--mb", "--wire", "--route", "--own", "--json"]),
         ("bench data", &["DIRS", "--batch", "--max-seq-length", "--json"]),

@@ -13,6 +13,7 @@ mod run_dir;
 
 mod attacks;
 mod balance;
+mod balance_commands;
 mod bench;
 mod bench_comm;
 mod bert;

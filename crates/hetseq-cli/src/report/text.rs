@@ -1,0 +1,183 @@
+//! The report as people read it. Pure.
+
+use hetseq_metrics::report::{Fit, PlanTold, RankTotal, Report, Spent, WorkerTotal};
+use hetseq_metrics::{duration, thousands};
+
+use crate::table::{Table, percent, rate, short_time};
+
+/// A long run plans often; the newest are of interest.
+const MOST_PLANS: usize = 10;
+const BAR: usize = 30;
+
+pub(super) fn lines(report: &Report) -> Vec<String> {
+    let mut lines = heading(report);
+    lines.extend(predictions(report));
+    if !report.workers.is_empty() {
+        lines.push(String::new());
+        lines.extend(worker_table(&report.workers));
+    }
+    if !report.ranks.is_empty() {
+        lines.push(String::new());
+        lines.push("time of updates, rank by rank: # computing, ~ exchange, h host, d data, . waiting".to_owned());
+        lines.extend(rank_table(&report.ranks));
+    }
+    lines.push(String::new());
+    lines.extend(spent(&report.spent));
+    if !report.plans.is_empty() {
+        lines.push(String::new());
+        lines.extend(plans(&report.plans));
+    }
+    if !report.missing.is_empty() {
+        lines.push(String::new());
+        lines.extend(report.missing.iter().map(|missing| format!("not recorded: {missing}")));
+    }
+    lines.push(String::new());
+    for (at, words) in report.advice.iter().enumerate() {
+        lines.push(format!("{}{words}", if at == 0 { "first: " } else { "then:  " }));
+    }
+    lines
+}
+
+fn heading(report: &Report) -> Vec<String> {
+    let outcome = report.outcome.as_deref().unwrap_or("running, or killed");
+    let task = if report.task.is_empty() { "unknown task" } else { &report.task };
+    let groups = match report.process_groups {
+        0 | 1 => String::new(),
+        n => format!(", started {n} times"),
+    };
+    vec![
+        format!("run        {task}, {} ranks, {} devices: {outcome}{groups}", report.world, report.devices),
+        format!(
+            "updates    {} in {}, {} samples/s",
+            thousands(report.updates),
+            duration(report.spent.wall_s),
+            rate(report.samples_per_second)
+        ),
+    ]
+}
+
+fn predictions(report: &Report) -> Vec<String> {
+    let told = |name: &str, fit: Option<Fit>| {
+        fit.map(|Fit { updates, measured_s, predicted_s, error }| {
+            format!(
+                "{name} {} predicted, {} measured, {} off (medians of {} updates)",
+                short_time(predicted_s),
+                short_time(measured_s),
+                percent(error),
+                thousands(updates as u64)
+            )
+        })
+    };
+    let last = report.prediction_of_last_plan.filter(|last| Some(*last) != report.prediction);
+    [told("an update ", report.prediction), told("last plan ", last)].into_iter().flatten().collect()
+}
+
+fn worker_table(workers: &[WorkerTotal]) -> Vec<String> {
+    let mut table = Table::new(["<rank", "<host", "<device", "share", "samples/s", "computing", "idle", "<"]);
+    let most = workers.iter().map(|worker| worker.share).fold(0.0, f64::max);
+    for worker in workers {
+        let length = if most > 0.0 { worker.share / most * BAR as f64 } else { 0.0 };
+        table.row([
+            worker.rank.to_string(),
+            worker.host.clone(),
+            worker.device.clone(),
+            percent(worker.share),
+            rate(worker.samples_per_second),
+            percent(worker.computing),
+            percent(worker.idle),
+            "=".repeat(length.round() as usize),
+        ]);
+    }
+    table.lines()
+}
+
+fn rank_table(ranks: &[RankTotal]) -> Vec<String> {
+    let mut table = Table::new(["<rank", "<host", "computing", "exchange", "host", "data", "waiting", "other", "<"]);
+    for RankTotal { seconds, wall_s, other_s } in ranks {
+        let part = |of: f64| if *wall_s > 0.0 { of / wall_s } else { 0.0 };
+        let kinds = [
+            (part(seconds.compute_s), '#'),
+            (part(seconds.exchange_s), '~'),
+            (part(seconds.host_s), 'h'),
+            (part(seconds.data_s), 'd'),
+            (part(seconds.wait_s), '.'),
+            (part(*other_s), ' '),
+        ];
+        let [computing, exchange, host, data, waiting, other] = kinds.map(|(part, _)| percent(part));
+        let (rank, bar) = (seconds.rank.to_string(), bar(&kinds));
+        table.row([rank, seconds.host.clone(), computing, exchange, host, data, waiting, other, bar]);
+    }
+    table.lines()
+}
+
+/// Each kind as long as its part; cut where sums end, so that the whole has one length.
+fn bar(kinds: &[(f64, char)]) -> String {
+    let mut bar = String::from("[");
+    let (mut sum, mut drawn) = (0.0, 0usize);
+    for &(part, sign) in kinds {
+        sum += part;
+        let end = ((sum * BAR as f64).round() as usize).clamp(drawn, BAR);
+        bar.extend(std::iter::repeat_n(sign, end - drawn));
+        drawn = end;
+    }
+    bar.extend(std::iter::repeat_n(' ', BAR - drawn));
+    bar.push(']');
+    bar
+}
+
+fn spent(spent: &Spent) -> Vec<String> {
+    let told = |name: &str, seconds: f64| {
+        let part = if spent.wall_s > 0.0 { seconds / spent.wall_s } else { 0.0 };
+        format!("{name:<24}{:>12}  {:>7}", duration(seconds), percent(part))
+    };
+    let mut lines = vec![
+        told("updates", spent.updates_s),
+        told("  waiting for samples", spent.data_wait_s),
+        told("  lost until re-planned", spent.lost_until_replanned_s),
+        told("validation", spent.validation_s),
+        told("pauses for checkpoints", spent.checkpoints_s),
+    ];
+    lines.push(told("start and other", spent.other_s));
+    lines
+}
+
+fn plans(plans: &[PlanTold]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let first = plans.len().saturating_sub(MOST_PLANS);
+    if first > 0 {
+        lines.push(format!("the last {MOST_PLANS} of {} plans:", plans.len()));
+    }
+    let mut table = Table::new(["plan from update", "predicted", "before", "gain", "lost until then"]);
+    for plan in &plans[first..] {
+        table.row([
+            thousands(plan.update),
+            short_time(plan.predicted_s),
+            plan.before_s.map_or(String::new(), short_time),
+            plan.gain.map_or(String::new(), percent),
+            if plan.gain.is_some() { duration(plan.lost_s) } else { String::new() },
+        ]);
+    }
+    lines.extend(table.lines());
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_have_one_length_and_end_where_their_sums_do() {
+        assert_eq!(bar(&[(0.5, '#'), (0.25, '~'), (0.25, '.')]), format!("[{}~~~~~~~~.......]", "#".repeat(15)));
+        for kinds in
+            [vec![], vec![(0.0, '#')], vec![(2.0, '#'), (1.0, '.')], vec![(0.33, '#'), (0.33, '~'), (0.33, '.')]]
+        {
+            assert_eq!(bar(&kinds).len(), BAR + 2, "{kinds:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_report_is_no_division_by_zero() {
+        let lines = lines(&Report::default());
+        assert!(lines.iter().all(|line| !line.contains("NaN") && !line.contains("inf")), "{lines:?}");
+    }
+}
