@@ -50,15 +50,18 @@ pub(crate) fn normalised(proportions: &[f64]) -> Option<Vec<f64>> {
 
 /// Seconds of its own that each rank needs for a direct exchange of a gradient of `bytes`.
 pub fn exchange_seconds(bytes: u64, lines: &[Line], ownership: &[f64]) -> Vec<f64> {
-    let others = lines.len().saturating_sub(2) as f64;
-    let seconds = |(rank, line): (usize, &Line)| {
-        let part = ownership.get(rank).copied().unwrap_or(0.0);
-        bytes as f64 * (1.0 + others * part) / speed(line) + 2.0 * latency_s(line)
+    let parts: Vec<f64> = (0..lines.len()).map(|rank| ownership.get(rank).copied().unwrap_or(0.0)).collect();
+    let seconds = |(line, bytes): (&Line, f64)| match lines.len() {
+        0 | 1 => 0.0,
+        _ => bytes / speed(line) + 2.0 * latency_s(line),
     };
-    match lines.len() {
-        0 | 1 => vec![0.0; lines.len()],
-        _ => lines.iter().enumerate().map(seconds).collect(),
-    }
+    lines.iter().zip(exchange_bytes_each(bytes, &parts)).map(seconds).collect()
+}
+
+/// What each rank sends, and receives, in a direct exchange of a gradient of `bytes`.
+pub(crate) fn exchange_bytes_each(bytes: u64, ownership: &[f64]) -> Vec<f64> {
+    let others = ownership.len().saturating_sub(2) as f64;
+    ownership.iter().map(|part| bytes as f64 * (1.0 + others * part)).collect()
 }
 
 /// Seconds that an exchange in a ring takes, for all ranks alike: it is as fast as its slowest line.

@@ -25,7 +25,7 @@ use published::Pace;
 const DEAD_BAND: f64 = 0.02;
 /// If nobody leapt to another speed, gains predicted in a row must add up to this: a large one is believed soon, a small one
 /// only if it stays.
-const LASTING: f64 = 0.10;
+const LASTING: f64 = 0.15;
 /// A line is the limit of an exchange if it needs this many times as long as the rank is busy with it.
 const LINE_LIMITED: f64 = 4.0;
 /// A device that is looked at gets a sample that would take this part of the update.

@@ -84,6 +84,14 @@ impl CostTable {
         CostTable { points: Vec::new(), tokens_per_s, seconds, bytes, most: Vec::new() }
     }
 
+    /// Of a device that takes so many times as long.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> CostTable {
+        let slower = |point: &Point| Point { micros: (point.micros as f64 * factor).round() as u64, ..*point };
+        CostTable::new(self.points.iter().map(slower).collect())
+            .unwrap_or_else(|_| CostTable::proportional(self.tokens_per_s / factor))
+    }
+
     /// Whether there are measured points.
     pub fn is_measured(&self) -> bool {
         !self.points.is_empty()

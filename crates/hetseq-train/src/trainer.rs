@@ -245,7 +245,9 @@ impl<T: Task> Trainer<T> {
         };
         self.planner.observe(&ordered.work.iter().zip(&agreed.devices).map(done).collect::<Vec<_>>());
         if self.pulse.done > 0 {
-            self.planner.observe_hosts(&agreed.ranks.iter().map(|rank| rank.host_micros).collect::<Vec<_>>());
+            let of_ranks = |micros: fn(&RankTime) -> u64| agreed.ranks.iter().map(micros).collect::<Vec<_>>();
+            self.planner.observe_hosts(&of_ranks(|rank| rank.host_micros));
+            self.planner.observe_exchange(&of_ranks(|rank| rank.exchange_micros));
         }
         for (device, time) in agreed.devices.iter().enumerate() {
             if let Some(most) = time.most_tokens {

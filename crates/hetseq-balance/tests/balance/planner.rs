@@ -57,7 +57,7 @@ fn unevenness(plan: &Plan, slowness: impl Fn(usize) -> f64) -> f64 {
 
 #[test]
 fn noise_causes_hardly_any_new_plans() {
-    for (kind, most) in [("even", 2), ("normal", 20)] {
+    for (kind, most) in [("even", 15), ("normal", 60)] {
         for seed in 0..10 {
             let key = Key::root(seed);
             let noise = |update: u32, device: usize| match kind {
@@ -277,15 +277,39 @@ fn ownership_may_be_set_by_hand() {
 }
 
 #[test]
+fn what_a_rank_is_busy_with_counts_where_its_line_is_no_limit() {
+    let line = |bytes_per_s| hetseq_balance::Line { bytes_per_s, latency_s: 0.0 };
+    let planned = |bytes_per_s: f64| {
+        let mut profile = group([4e4, 4e4].map(measured));
+        profile.exchange_bytes = 100_000_000;
+        profile.ranks.iter_mut().for_each(|rank| rank.line = line(bytes_per_s));
+        let mut planner = Planner::new(&profile);
+        for _ in 0..3 {
+            planner.observe_exchange(&[50_000, 200_000]);
+        }
+        let prediction = planner.share(Split::Measured, &UPDATE).unwrap().prediction;
+        ([prediction.ranks[0].net_s, prediction.ranks[1].net_s], planner.profile())
+    };
+    // By the line both need 0.25 s, but one of them was seen to need less, and the other a little less.
+    let (net_s, profile) = planned(4e8);
+    assert_eq!(net_s.map(|s| (s * 100.0).round()), [25.0, 20.0]);
+    assert_eq!((profile.ranks[0].own, profile.ranks[1].own), (None, Some(0.5)));
+    let again = Planner::new(&profile).share(Split::Measured, &UPDATE).unwrap().prediction;
+    assert!((again.ranks[1].net_s - 0.2).abs() < 1e-9, "a profile says what is known by now");
+    // A slow line is the limit however busy they are.
+    assert_eq!(planned(1e7).0, [10.0, 10.0]);
+}
+
+#[test]
 fn hosts_that_become_slow_are_heeded() {
     let mut planner = Planner::new(&group([4e4, 4e4].map(measured)));
     assert_eq!(counts(&step(&mut planner, |_| 1.0)), [500, 500]);
     for _ in 0..3 {
         planner.observe_hosts(&[500_000, 0]);
     }
-    // It must last for a while, as noise would not.
+    // The more there is to gain, the sooner it is believed.
     let replanned: Vec<bool> = (0..14).map(|_| step(&mut planner, |_| 1.0).replanned.is_some()).collect();
-    assert_eq!(replanned.iter().position(|is| *is), Some(11));
+    assert!(replanned[..4].contains(&true), "{replanned:?}");
     assert!(step(&mut planner, |_| 1.0).work[0].samples < 440);
 }
 
