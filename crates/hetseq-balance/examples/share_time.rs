@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use hetseq_balance::share::{DeviceLoad, Share, share};
-use hetseq_balance::{CostTable, Point};
+use hetseq_balance::{
+    BalanceError, CostTable, DeviceProfile, Done, Line, Planner, Point, Profile, RankProfile, Split, Work,
+};
 use hetseq_random::Key;
 
 const DEVICES: u32 = 10_000;
@@ -33,28 +35,71 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 measured: Some(table),
             };
             let loads: Vec<DeviceLoad> = tables.iter().enumerate().map(load).collect();
-            let mut millis: Vec<f64> = Vec::new();
-            for _ in 0..TRIES {
-                let start = Instant::now();
-                std::hint::black_box(share(update, &loads)?);
-                millis.push(start.elapsed().as_secs_f64() * 1e3);
-            }
-            millis.sort_by(f64::total_cmp);
+            let millis = timed(|| share(update, &loads).map(|_| ()))?;
             writeln!(
                 std::io::stdout(),
                 "{DEVICES} devices, {SAMPLES} samples of {name}, {caps}: {:.1} ms, at least {:.1}; at work until the last \
                  has finished: {:.1} %",
-                millis[TRIES / 2],
-                millis[0],
+                millis.0,
+                millis.1,
                 100.0 * at_work(update, &loads)?,
             )?;
         }
+        let mut planner = Planner::new(&group(&tables));
+        let plan = planner.share(Split::Measured, update)?;
+        // Every third device becomes slower by half, which is seen twice.
+        for _ in 0..2 {
+            let done = |(device, work): (usize, &Work)| {
+                let slowness = if device % 3 == 0 { 1.5 } else { 1.0 };
+                Done { base_s: work.base_s, micros: (work.base_s * slowness * 1e6) as u64, after_micros: 0 }
+            };
+            planner.observe(&plan.work.iter().enumerate().map(done).collect::<Vec<_>>());
+        }
+        let mut planners = vec![planner; TRIES];
+        let mut next = planners.iter_mut();
+        let millis = timed(|| {
+            let plan = next.next().map(|planner| planner.share(Split::Measured, update)).transpose()?;
+            assert!(plan.is_some_and(|plan| plan.replanned.is_some()));
+            Ok(())
+        })?;
+        writeln!(std::io::stdout(), "  a whole new plan for {name}: {:.1} ms, at least {:.1}", millis.0, millis.1)?;
     }
     Ok(())
 }
 
+/// The median and the least of many tries, in milliseconds.
+fn timed(mut work: impl FnMut() -> Result<(), BalanceError>) -> Result<(f64, f64), BalanceError> {
+    let mut millis = Vec::with_capacity(TRIES);
+    for _ in 0..TRIES {
+        let start = Instant::now();
+        work()?;
+        millis.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    millis.sort_by(f64::total_cmp);
+    Ok((millis[TRIES / 2], millis[0]))
+}
+
+fn group(tables: &[CostTable]) -> Profile {
+    let device = |table: &CostTable| DeviceProfile {
+        name: String::new(),
+        table: table.clone(),
+        after_s: 0.001,
+        weight: 1.0,
+        max_tokens: None,
+        max_samples: None,
+    };
+    let rank = |tables: &[CostTable]| RankProfile {
+        host: String::new(),
+        devices: tables.iter().map(device).collect(),
+        host_s: 0.01,
+        line: Line::unlimited(),
+        own: None,
+    };
+    Profile { task: String::new(), parameters: 0, exchange_bytes: 0, ranks: tables.chunks(8).map(rank).collect() }
+}
+
 /// The mean finishing time of the devices that have work, as a part of the last.
-fn at_work(update: &[u32], loads: &[DeviceLoad]) -> Result<f64, hetseq_balance::BalanceError> {
+fn at_work(update: &[u32], loads: &[DeviceLoad]) -> Result<f64, BalanceError> {
     let finish = |(load, share): (&DeviceLoad, &Share)| {
         let seconds = |micro: &Range<usize>| load.table.seconds(micro.len() as u32, update[micro.end - 1]);
         load.overhead_s + load.factor * share.micro.iter().map(seconds).sum::<f64>()
@@ -66,7 +111,7 @@ fn at_work(update: &[u32], loads: &[DeviceLoad]) -> Result<f64, hetseq_balance::
 }
 
 /// Six points: a launch, then by tokens; speeds differ a hundredfold.
-fn table(key: Key) -> Result<CostTable, hetseq_balance::BalanceError> {
+fn table(key: Key) -> Result<CostTable, BalanceError> {
     let launch = key.below(0, 5000) + 100;
     let per_token = f64::from(key.between(1, 1.0, 100.0));
     let point = |(samples, tokens): (u32, u32)| Point {

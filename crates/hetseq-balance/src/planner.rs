@@ -23,8 +23,11 @@ use published::Pace;
 
 /// What a new plan must gain, relatively, to be worth a change.
 const DEAD_BAND: f64 = 0.02;
-/// For how many plans in a row a gain must be predicted if nobody leapt to another speed.
-const LASTING: u32 = 12;
+/// If nobody leapt to another speed, gains predicted in a row must add up to this: a large one is believed soon, a small one
+/// only if it stays.
+const LASTING: f64 = 0.10;
+/// A line is the limit of an exchange if it needs this many times as long as the rank is busy with it.
+const LINE_LIMITED: f64 = 4.0;
 /// A device that is looked at gets a sample that would take this part of the update.
 const LOOK: f64 = 0.9;
 
@@ -92,8 +95,8 @@ pub struct Planner {
     ownership: Vec<f64>,
     /// What plans are made by, one per device.
     published: Vec<Pace>,
-    /// For how many plans in a row another one would have been better.
-    better_for: u32,
+    /// By how much, added up, another plan would have been better for as long as one would have been.
+    missed: f64,
     /// What the last plan was predicted to take.
     last_s: f64,
 }
@@ -109,7 +112,18 @@ struct Device {
 #[derive(Clone, Debug, PartialEq)]
 struct Rank {
     host: Smoothed,
-    net_s: f64,
+    /// What the exchange takes by the rank's line, and how long the rank was seen to be busy with it.
+    line_s: f64,
+    busy: Smoothed,
+}
+
+impl Rank {
+    /// Own time for the exchange. Where both ends share a machine, or are slow themselves, a measured line tells of the slower
+    /// end; what a rank was busy with is its own.
+    fn net_s(&self) -> f64 {
+        let busy_s = self.busy.seconds();
+        if busy_s > 0.0 && self.line_s < LINE_LIMITED * busy_s { busy_s } else { self.line_s }
+    }
 }
 
 /// Shares, and what they take.
@@ -138,7 +152,11 @@ impl Planner {
         let ownership = Some(by_hand).filter(|_| is_by_hand).and_then(|parts| network::normalised(&parts));
         let ownership = ownership.unwrap_or_else(|| network::ownership(&lines));
         let net_s = network::exchange_seconds(exchange_bytes(profile), &lines, &ownership);
-        let rank = |(rank, net_s): (&crate::RankProfile, f64)| Rank { host: Smoothed::new(sane(rank.host_s)), net_s };
+        let rank = |(rank, line_s): (&crate::RankProfile, f64)| Rank {
+            host: Smoothed::new(sane(rank.host_s)),
+            line_s,
+            busy: Smoothed::new(0.0),
+        };
         let ranks = profile.ranks.iter().zip(net_s).map(rank).collect();
         let mut planner = Planner {
             profile: profile.clone(),
@@ -146,7 +164,7 @@ impl Planner {
             ranks,
             ownership,
             published: Vec::new(),
-            better_for: 0,
+            missed: 0.0,
             last_s: 0.0,
         };
         planner.published = planner.newest();
@@ -158,7 +176,7 @@ impl Planner {
         let lines: Vec<Line> = self.profile.ranks.iter().map(|rank| rank.line).collect();
         let net_s = network::ring_seconds(exchange_bytes(&self.profile), &lines);
         for rank in &mut self.ranks {
-            rank.net_s = net_s;
+            rank.line_s = net_s;
         }
         self.published = self.newest();
         self
@@ -173,12 +191,12 @@ impl Planner {
         let mut replanned = None;
         if split == Split::Measured {
             let better = self.better(tokens, &shared, &newest)?;
-            self.better_for = if better.is_some() { self.better_for.saturating_add(1) } else { 0 };
+            self.missed = better.as_ref().map_or(0.0, |(_, gained)| self.missed + gained.gain);
             // Each is asked, whatever the others say.
             let has_jumped = self.devices.iter_mut().fold(false, |any, device| device.drift.take_jump() | any);
-            if let Some((other, gained)) = better.filter(|_| has_jumped || self.better_for >= LASTING) {
+            if let Some((other, gained)) = better.filter(|_| has_jumped || self.missed >= LASTING) {
                 (shared, replanned) = (other, Some(gained));
-                (self.published, self.better_for) = (newest.clone(), 0);
+                (self.published, self.missed) = (newest.clone(), 0.0);
             }
         }
         self.last_s = shared.prediction.update_s;
@@ -210,6 +228,13 @@ impl Planner {
         }
     }
 
+    /// Per rank, how long it was busy with the exchange, not counting waiting.
+    pub fn observe_exchange(&mut self, busy_micros: &[u64]) {
+        for (rank, &micros) in self.ranks.iter_mut().zip(busy_micros) {
+            rank.busy.observe(micros);
+        }
+    }
+
     /// A device ran out of memory: from now on at most so many tokens in a micro-batch.
     pub fn cap_tokens(&mut self, device: usize, max_tokens: u32) {
         if let Some(device) = self.devices.get_mut(device) {
@@ -237,9 +262,25 @@ impl Planner {
         self.devices.len()
     }
 
-    /// As measured at the start; what changed since is in [`Planner::factors`].
+    /// The group as it is known by now: what was measured at the start, with all that was learnt since.
     pub fn profile(&self) -> Profile {
-        self.profile.clone()
+        let mut profile = self.profile.clone();
+        let mut devices = self.devices.iter().zip(self.newest());
+        let exchanges = network::exchange_bytes_each(exchange_bytes(&profile), &self.ownership);
+        for (at, rank) in profile.ranks.iter_mut().enumerate() {
+            for device in &mut rank.devices {
+                let Some((known, pace)) = devices.next() else { break };
+                device.table = device.table.scaled(pace.factor);
+                (device.after_s, device.max_tokens) = (pace.after_s, known.profile.max_tokens);
+            }
+            let known = &self.ranks[at];
+            rank.host_s = known.host.seconds();
+            if known.net_s() < known.line_s {
+                rank.line.bytes_per_s = exchanges[at] / known.net_s();
+                rank.own = Some(self.ownership[at]);
+            }
+        }
+        profile
     }
 
     /// The newest factors: how many times as long as by its table each device takes.
@@ -255,7 +296,7 @@ impl Planner {
             Pace {
                 factor: if device.drift.is_known() { device.drift.factor() } else { unknown },
                 after_s: device.after.seconds(),
-                rank_s: rank.host.seconds() + rank.net_s,
+                rank_s: rank.host.seconds() + rank.net_s(),
             }
         };
         self.devices.iter().map(pace).collect()
@@ -302,7 +343,7 @@ impl Planner {
         };
         let prediction = Prediction::new(
             self.devices.iter().zip(&work).zip(truth).map(seconds),
-            self.ranks.iter().map(|rank| (rank.host.seconds(), rank.net_s)),
+            self.ranks.iter().map(|rank| (rank.host.seconds(), rank.net_s())),
         );
         Ok(Shared { shares, work, prediction })
     }

@@ -8,7 +8,7 @@
 //!     r#"{
 //!         "parameters": 110000000,
 //!         "ranks": [
-//!             { "host": "big",   "devices": [{ "name": "gpu:0", "tokens_per_s": 20000 }], "line": { "bytes_per_s": 1.25e9 } },
+//!             { "host": "big", "devices": [{ "name": "gpu:0", "tokens_per_s": 20000 }], "line": { "bytes_per_s": 1e9 } },
 //!             { "host": "small", "devices": [{ "tokens_per_s": 3000, "max_tokens": 2048 }, { "tokens_per_s": 3000 }] }
 //!         ]
 //!     }"#,

@@ -43,6 +43,8 @@ pub struct CostTable {
     tokens_per_s: f64,
     seconds: Grid,
     bytes: Grid,
+    /// Each measured length, and the most samples of it.
+    most: Vec<(f64, f64)>,
 }
 
 impl CostTable {
@@ -64,9 +66,11 @@ impl CostTable {
         // Zero is a clock that is too coarse.
         let seconds = |p: &Point| Some(p.micros.max(1) as f64 * 1e-6);
         let bytes = |p: &Point| (p.bytes > 0).then_some(p.bytes as f64);
+        let most = |p: &Point| (f64::from(p.tokens), f64::from(p.samples));
         Ok(CostTable {
             seconds: Grid::new(&points, seconds, Beyond::Seconds),
             bytes: Grid::new(&points, bytes, Beyond::Bytes),
+            most: points.chunk_by(|a, b| a.tokens == b.tokens).filter_map(<[Point]>::last).map(most).collect(),
             tokens_per_s: 1.0,
             points,
         })
@@ -76,7 +80,8 @@ impl CostTable {
     pub fn proportional(tokens_per_s: f64) -> CostTable {
         // In this order NaN becomes the lower limit.
         let tokens_per_s = tokens_per_s.max(SPEED_LIMITS.0).min(SPEED_LIMITS.1);
-        CostTable { points: Vec::new(), tokens_per_s, seconds: Grid::default(), bytes: Grid::default() }
+        let (seconds, bytes) = (Grid::default(), Grid::default());
+        CostTable { points: Vec::new(), tokens_per_s, seconds, bytes, most: Vec::new() }
     }
 
     /// Whether there are measured points.
@@ -138,11 +143,9 @@ impl CostTable {
     /// How many samples of this length were measured, or would have fitted. If memory grows with the tokens of a
     /// micro-batch and with the square of a sample's, what fits is the harmonic mean between two lengths.
     pub(crate) fn measured_samples(&self, tokens: u32) -> u32 {
-        let most =
-            |of_length: &[Point]| of_length.last().map_or((1.0, 1.0), |p| (f64::from(p.tokens), f64::from(p.samples)));
         let mut lower: Option<(f64, f64)> = None;
         let tokens = f64::from(tokens.max(1));
-        for (length, samples) in self.points.chunk_by(|a, b| a.tokens == b.tokens).map(most) {
+        for &(length, samples) in &self.most {
             if length >= tokens {
                 let Some((shorter, more)) = lower else { return samples as u32 };
                 let part = (tokens - shorter) / (length - shorter);

@@ -190,8 +190,11 @@ pub(crate) struct BenchCommArgs {
           value_parser = PossibleValuesParser::new(["auto", "direct", "ring"]).try_map(named::<Route>))]
     pub(crate) route: Vec<Route>,
     /// How much of the sum each rank adds up, one weight per rank: 1,1,1,0 spares the last
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', conflicts_with = "measure")]
     pub(crate) own: Vec<f64>,
+    /// Measure the lines between the ranks first, and let each add up as much as its line allows, as training does
+    #[arg(long)]
+    pub(crate) measure: bool,
     /// Encrypt what travels
     #[arg(long)]
     pub(crate) encrypt: bool,

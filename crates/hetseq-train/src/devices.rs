@@ -4,6 +4,7 @@
 //! so that operations do not fight over the cores, and that beats threads inside operations (`hetseq bench step`
 //! compares).
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, OnceLock};
@@ -115,7 +116,8 @@ impl<T: Task> Devices<T> {
             let name = format!("cpu:{index}");
             let (orders, inbox) = channel();
             let (outbox, answers) = channel();
-            let thread = Thread { task: task.clone(), layout: layout.clone(), waker: waker.clone() };
+            let (task, layout, waker) = (task.clone(), layout.clone(), waker.clone());
+            let thread = Thread { task, layout, waker, most_tokens: Cell::new(None) };
             let threads = spec.threads;
             let pool_name = name.clone();
             let pool = rayon::ThreadPoolBuilder::new()
@@ -285,6 +287,8 @@ struct Thread<T: Task> {
     task: Arc<T>,
     layout: Arc<Layout>,
     waker: Arc<OnceLock<Waker>>,
+    /// More than this did not fit into memory.
+    most_tokens: Cell<Option<u64>>,
 }
 
 impl<T: Task> Thread<T> {
@@ -343,9 +347,14 @@ impl<T: Task> Thread<T> {
         terms: &Terms,
         emulated_memory: Option<u64>,
     ) -> Result<Done, String> {
+        let largest_of = |jobs: &[Job<T>]| jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
+        // The plan hears of it two updates later.
+        if let Some(most) = self.most_tokens.get().filter(|&most| largest_of(&jobs) > most) {
+            jobs = self.cut(jobs, most, terms.epoch_key)?;
+        }
         let mut most_tokens = None;
         loop {
-            let largest = jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
+            let largest = largest_of(&jobs);
             let attempt = match emulated_memory {
                 Some(most) if largest > most => Err(format!("out of memory (emulate.memory_tokens = {most})")),
                 _ => guarded(|| replica.gradients(&jobs, &terms.scales, terms.update_key)),
@@ -356,6 +365,7 @@ impl<T: Task> Thread<T> {
                     let most = largest / 2;
                     jobs = self.cut(jobs, most, terms.epoch_key).map_err(|why| format!("{reason}; {why}"))?;
                     most_tokens = Some(most);
+                    self.most_tokens.set(most_tokens);
                 }
                 Err(reason) => return Err(reason),
             }

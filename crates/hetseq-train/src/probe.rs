@@ -71,6 +71,7 @@ pub(crate) fn probe<T: Task>(
     }
     let mut points: Vec<Vec<Point>> = vec![Vec::new(); names.len()];
     let mut after = vec![Duration::ZERO; names.len()];
+    let mut out_of_memory = None;
     let started = Instant::now();
     let lengths = sizes::lengths(&costs);
     // The longest first: what is freed stays with the process, so only there growth shows for what it is.
@@ -81,6 +82,11 @@ pub(crate) fn probe<T: Task>(
         while let Step::Run(samples) = guard.next() {
             let measured = bench.time(samples, tokens)?;
             let bytes = held();
+            if let Some(most) = measured.most_tokens {
+                // What did not fit is no measurement, and nothing larger need be tried.
+                out_of_memory = Some(out_of_memory.map_or(most, |known: u32| known.min(most)));
+                break;
+            }
             for (device, (micros, after_s)) in measured.devices.iter().enumerate() {
                 points[device].push(Point { samples, tokens, micros: *micros, bytes });
                 after[device] = *after_s;
@@ -95,7 +101,7 @@ pub(crate) fn probe<T: Task>(
             });
         }
     }
-    let max_tokens = sizes::cap(&points, &lengths, limits);
+    let max_tokens = [sizes::cap(&points, &lengths, limits), out_of_memory].into_iter().flatten().min();
     let mut found = Vec::new();
     for ((name, points), after) in names.into_iter().zip(points).zip(after) {
         let table = CostTable::new(points)
@@ -114,12 +120,15 @@ pub(crate) fn probe<T: Task>(
 
 /// For people, about the first of `count` devices.
 pub(crate) fn in_words(device: &DeviceProfile, count: usize, is_new: bool) -> String {
-    let DeviceProfile { name, table, max_tokens, .. } = device;
+    let DeviceProfile { name, table, .. } = device;
     let tokens = table.points().last().map_or(1, |point| point.tokens);
     let samples = table.best_samples(tokens);
     let speed = f64::from(samples) / table.seconds(samples, tokens).max(1e-9);
     let others = if count > 1 { format!(" ({count} such devices)") } else { String::new() };
-    let memory = max_tokens.map_or_else(String::new, |most| format!(", at most {most} tokens at once"));
+    // Only what is less than would be of use.
+    let largest = table.points().iter().map(|point| point.samples.saturating_mul(point.tokens)).max().unwrap_or(0);
+    let memory = device.max_tokens.filter(|&most| most < largest.saturating_mul(2));
+    let memory = memory.map_or_else(String::new, |most| format!(", at most {most} tokens at once"));
     let when = if is_new { "measured" } else { "as measured at an earlier start" };
     format!("{name}{others}: {speed:.1} samples/s of {tokens} tokens in micro-batches of {samples}{memory}, {when}")
 }
@@ -138,6 +147,8 @@ struct Measured {
     slowest: Duration,
     /// In all, runs to warm up included.
     took: Duration,
+    /// A device ran out of memory with more tokens than these.
+    most_tokens: Option<u32>,
 }
 
 impl<T: Task> Bench<'_, T> {
@@ -148,7 +159,7 @@ impl<T: Task> Bench<'_, T> {
         if !std::mem::replace(&mut self.is_warm, true) {
             self.run(&micro)?;
         }
-        let (mut sums, mut runs) = (Vec::new(), 0);
+        let (mut sums, mut runs, mut most_tokens) = (Vec::new(), 0, None);
         let timed = Instant::now();
         while runs < RUNS || timed.elapsed() < LEAST {
             let sum = self.run(&micro)?;
@@ -157,12 +168,14 @@ impl<T: Task> Bench<'_, T> {
                 sum.0 += report.compute;
                 sum.1 += report.after;
             }
+            most_tokens = sum.devices.iter().filter_map(|report| report.most_tokens).min();
             runs += 1;
         }
         let mean =
             |(compute, after): &(Duration, Duration)| ((*compute / runs).as_micros().max(1) as u64, *after / runs);
         let slowest = sums.iter().map(|(compute, _)| *compute / runs).max().unwrap_or_default();
-        Ok(Measured { devices: sums.iter().map(mean).collect(), slowest, took: started.elapsed() })
+        let most_tokens = most_tokens.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
+        Ok(Measured { devices: sums.iter().map(mean).collect(), slowest, took: started.elapsed(), most_tokens })
     }
 
     /// One micro-batch on every device.
@@ -189,6 +202,6 @@ impl<T: Task> Bench<'_, T> {
             let ratio = *micros as f64 * 1e-6 / device.table.seconds(samples, point.tokens);
             (STILL_TRUE.recip()..=STILL_TRUE).contains(&ratio)
         };
-        Ok(known.iter().zip(&measured.devices).all(is_true))
+        Ok(measured.most_tokens.is_none() && known.iter().zip(&measured.devices).all(is_true))
     }
 }

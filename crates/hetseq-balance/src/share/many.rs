@@ -12,16 +12,16 @@ use super::worker::{Pace, Worker};
 /// More steps than these are not worth their time.
 const MOST_STEPS: usize = 8;
 /// The search ends when the workers could do so many more samples than there are, relatively.
-const CLOSE: f64 = 0.005;
+const CLOSE: f64 = 0.01;
 /// A pace is good for samples that are a little shorter: by 1/64.
 const ALIKE: u32 = 64;
 
-/// One run for each worker, in order. `paces` are guesses of what length each will have, and at what pace it does those;
-/// `finish_s` is one of when they are done.
+/// One run for each worker, in order; none if no time was found. `paces` are guesses of what length each will have, and at
+/// what pace it does those; `finish_s` is one of when they are done.
 pub(super) fn cut(
     workers: &[Worker],
     costs: &UpdateCosts,
-    mut paces: Vec<(u32, Pace)>,
+    paces: &mut [(u32, Pace)],
     finish_s: f64,
 ) -> Option<Vec<Range<usize>>> {
     let samples = costs.samples.len() as f64;
@@ -30,7 +30,7 @@ pub(super) fn cut(
     let (mut low, mut high) = ((0.0, 0.0), None);
     let mut next_s = finish_s;
     for _ in 0..MOST_STEPS {
-        let (runs, done) = sweep(workers, costs, &mut paces, next_s);
+        let (runs, done) = sweep(workers, costs, paces, next_s);
         if done >= samples {
             (best, high) = (Some(runs), Some((next_s, done)));
         } else {

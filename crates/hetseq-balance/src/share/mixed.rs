@@ -24,12 +24,13 @@ const MOST_SEARCH_STEPS: usize = 40;
 /// One run of samples for each worker, in order.
 pub(super) fn cut(workers: &[Worker], costs: &UpdateCosts) -> Vec<Range<usize>> {
     let update = Mixed { workers, costs };
-    let (paces, finish_s) = update.places();
-    if workers.len() > VERY_MANY {
-        let paces_only = || paces.iter().map(|(_, pace)| pace.clone()).collect();
-        return many::cut(workers, costs, paces.clone(), finish_s).unwrap_or_else(|| update.cut_by(paces_only()));
+    let (mut places, finish_s) = update.places();
+    if workers.len() > VERY_MANY
+        && let Some(runs) = many::cut(workers, costs, &mut places, finish_s)
+    {
+        return runs;
     }
-    let mut best = update.look(update.cut_by(paces.into_iter().map(|(_, pace)| pace).collect()));
+    let mut best = update.look(update.cut_by(places.into_iter().map(|(_, pace)| pace)));
     let mut newest = best.clone();
     for _ in 0..CORRECTIONS {
         let corrected = update.correct(&newest);
@@ -108,11 +109,11 @@ impl Mixed<'_> {
             }
             pace
         };
-        self.cut_by(self.workers.iter().zip(&look.runs).zip(&look.taken).map(pace).collect())
+        self.cut_by(self.workers.iter().zip(&look.runs).zip(&look.taken).map(pace))
     }
 
     /// Whole samples to each worker, which does them at this pace.
-    fn cut_by(&self, paces: Vec<Pace>) -> Vec<Range<usize>> {
+    fn cut_by(&self, paces: impl Iterator<Item = Pace>) -> Vec<Range<usize>> {
         let runner = |(worker, pace): (&Worker, Pace)| Runner { pace, reach: worker.reach as f64 };
         let runners: Vec<Runner> = self.workers.iter().zip(paces).map(runner).collect();
         let close = balance::close(runners.len());

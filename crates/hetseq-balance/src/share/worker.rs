@@ -88,8 +88,7 @@ impl Pace {
     /// The most that it does until then.
     pub(super) fn done_by(&self, time_s: f64) -> f64 {
         let seconds = (time_s - self.overhead_s) / self.factor;
-        // The other way round NaN would pass.
-        if !(seconds > 0.0) {
+        if seconds <= 0.0 || seconds.is_nan() {
             return 0.0;
         }
         // By way of an integer: faster than a call of `floor`.

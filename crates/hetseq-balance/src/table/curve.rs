@@ -2,6 +2,8 @@
 //!
 //! A rising broken line. Made by the table, asked by `share` thousands of times for each update.
 
+use std::ops::Deref;
+
 /// A number of samples whose time per sample is so close to the least is as good as the best.
 const AS_GOOD: f64 = 1.02;
 
@@ -37,15 +39,50 @@ fn steepness(x: f64, y: f64, slope: f64) -> f64 {
 pub(crate) struct Curve {
     /// Of no samples, if that were a micro-batch.
     start: f64,
-    /// (samples, seconds); both ascend, seconds perhaps not strictly.
-    knots: Vec<(f64, f64)>,
+    knots: Knots,
     /// Seconds per sample beyond the last knot.
     beyond: f64,
 }
 
+/// (samples, seconds); both ascend, seconds perhaps not strictly. Curves are made by the ten thousand, and most have few
+/// knots: those need no memory of their own.
+#[derive(Clone, Debug, PartialEq)]
+enum Knots {
+    Few([(f64, f64); FEW], usize),
+    Many(Vec<(f64, f64)>),
+}
+
+const FEW: usize = 8;
+
+impl Knots {
+    fn new(knots: impl ExactSizeIterator<Item = (f64, f64)>) -> Knots {
+        if knots.len() > FEW {
+            return Knots::Many(knots.collect());
+        }
+        let (mut few, mut count) = ([(0.0, 0.0); FEW], 0);
+        for (place, knot) in few.iter_mut().zip(knots) {
+            *place = knot;
+            count += 1;
+        }
+        Knots::Few(few, count)
+    }
+}
+
+impl Deref for Knots {
+    type Target = [(f64, f64)];
+
+    fn deref(&self) -> &[(f64, f64)] {
+        match self {
+            Knots::Few(few, count) => &few[..*count],
+            Knots::Many(many) => many,
+        }
+    }
+}
+
 impl Curve {
     /// Through at least one knot with more than zero samples and seconds; both must ascend.
-    pub(super) fn new(knots: Vec<(f64, f64)>) -> Curve {
+    pub(super) fn new(knots: impl ExactSizeIterator<Item = (f64, f64)>) -> Curve {
+        let knots = Knots::new(knots);
         let slope = |i: usize| (knots[i + 1].1 - knots[i].1) / (knots[i + 1].0 - knots[i].0);
         let last = knots.len() - 1;
         let (first_slope, last_slope) = if last == 0 { (f64::INFINITY, 0.0) } else { (slope(0), slope(last - 1)) };
@@ -57,7 +94,7 @@ impl Curve {
     }
 
     pub(super) fn proportional(seconds_per_sample: f64) -> Curve {
-        Curve { start: 0.0, knots: vec![(1.0, seconds_per_sample)], beyond: seconds_per_sample }
+        Curve { start: 0.0, knots: Knots::new([(1.0, seconds_per_sample)].into_iter()), beyond: seconds_per_sample }
     }
 
     pub(crate) fn seconds(&self, samples: f64) -> f64 {
@@ -65,7 +102,7 @@ impl Curve {
         if samples <= 0.0 {
             return 0.0;
         }
-        for &knot in &self.knots {
+        for &knot in self.knots.iter() {
             if samples <= knot.0 {
                 let part = (samples - from.0) / (knot.0 - from.0);
                 return if samples == knot.0 { knot.1 } else { (from.1 + (knot.1 - from.1) * part).min(knot.1) };
@@ -101,7 +138,7 @@ impl Curve {
         if seconds < self.start || seconds.is_nan() {
             return 0.0;
         }
-        for &knot in &self.knots {
+        for &knot in self.knots.iter() {
             if seconds < knot.1 {
                 return from.0 + (knot.0 - from.0) * ((seconds - from.1) / (knot.1 - from.1));
             }

@@ -97,7 +97,7 @@ impl Grid {
             highest = highest.max(self.column_at(column, place));
             (f64::from(count), highest)
         };
-        Curve::new(self.counts.iter().enumerate().map(knot).collect())
+        Curve::new(self.counts.iter().enumerate().map(knot))
     }
 
     /// Where a length lies among the rows.

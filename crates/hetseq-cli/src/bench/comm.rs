@@ -47,7 +47,7 @@ fn check(args: &BenchCommArgs, world: usize) -> Result<(), UsageError> {
     }
     for &wire in &args.wire {
         // Any length will do that weights can be told apart by.
-        let chosen = Route::Ring.choose(wire.wire(0), &shards(args, 1 << 20, world));
+        let chosen = Route::Ring.choose(wire.wire(0), &shards(&args.own, 1 << 20, world));
         if args.route.contains(&Route::Ring) && chosen != Route::Ring {
             return Err(UsageError(
                 "--route ring is for --wire f32 and even shares: it rounds at every hop, and cannot \
@@ -59,9 +59,29 @@ fn check(args: &BenchCommArgs, world: usize) -> Result<(), UsageError> {
     Ok(())
 }
 
-fn shards(args: &BenchCommArgs, floats: usize, world: usize) -> Shards {
-    if args.own.is_empty() { Shards::even(floats, world) } else { Shards::weighted(floats, &args.own) }
+fn shards(own: &[f64], floats: usize, world: usize) -> Shards {
+    if own.is_empty() { Shards::even(floats, world) } else { Shards::weighted(floats, own) }
 }
+
+/// As training does it.
+fn by_lines(group: &mut Group) -> anyhow::Result<Vec<f64>> {
+    let mut lines = Vec::new();
+    for (rank, line) in group.measure_lines(LINES_BUDGET)?.into_iter().enumerate() {
+        if group.rank() == 0 {
+            say(&format!(
+                "rank {rank}: {:.0} Mbit/s, {} us",
+                8e-6 * line.bytes_per_s as f64,
+                hetseq_metrics::thousands(line.latency_us)
+            ));
+        }
+        let (bytes_per_s, latency_s) = (line.bytes_per_s as f64, line.latency_us as f64 * 1e-6);
+        lines.push(hetseq_balance::Line { bytes_per_s, latency_s });
+    }
+    Ok(hetseq_balance::ownership(&lines))
+}
+
+/// How long all lines may be measured.
+const LINES_BUDGET: Duration = Duration::from_secs(3);
 
 /// The same command once per rank; rank 0 prints.
 fn on_this_machine(world: usize) -> anyhow::Result<()> {
@@ -118,6 +138,7 @@ fn measure(args: &BenchCommArgs) -> anyhow::Result<()> {
     let identity = Identity::new().with("command", "bench comm");
     let mut group = Group::join(&place, &identity, &options)?;
     let speaks = group.rank() == 0;
+    let own = if args.measure { by_lines(&mut group)? } else { args.own.clone() };
     if speaks && !args.json {
         print_line("world       MB  wire  route   median ms    best ms   Mbit/s per rank and direction");
     }
@@ -125,7 +146,7 @@ fn measure(args: &BenchCommArgs) -> anyhow::Result<()> {
         let floats = (megabytes * 1e6 / 4.0) as usize;
         for &wire in &args.wire {
             for &route in &args.route {
-                let report = time(&mut group, args, floats, wire, route)?;
+                let report = time(&mut group, args, &own, floats, wire, route)?;
                 if speaks && args.json {
                     print_line(&serde_json::to_string(&report)?);
                 } else if speaks {
@@ -149,12 +170,13 @@ fn measure(args: &BenchCommArgs) -> anyhow::Result<()> {
 fn time(
     group: &mut Group,
     args: &BenchCommArgs,
+    own: &[f64],
     floats: usize,
     wire_type: WireType,
     route: Route,
 ) -> anyhow::Result<Report> {
     let (rank, world) = (group.rank(), group.world());
-    let (shards, wire) = (shards(args, floats, world), wire_type.wire(0));
+    let (shards, wire) = (shards(own, floats, world), wire_type.wire(0));
     let route = route.choose(wire, &shards);
     let bytes_each = if wire == Wire::F32 { 4 } else { 2 };
     let mut data = vec![0.0f32; floats];

@@ -12,6 +12,7 @@ mod reference;
 mod run_dir;
 
 mod attacks;
+mod balance;
 mod balance_commands;
 mod bench;
 mod bench_comm;

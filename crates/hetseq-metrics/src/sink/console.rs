@@ -24,6 +24,9 @@ pub struct Console {
     data_wait_s: f64,
 }
 
+/// Of re-planning, only what gains at least so much.
+const WORTH_A_LINE: f64 = 0.05;
+
 /// On plain output a line at least this often, however slow the updates.
 const LINE_AT_LEAST: Duration = Duration::from_secs(10);
 
@@ -152,7 +155,7 @@ impl Sink for Console {
                 self.valids.retain(|(at, _)| at > update);
             }
             Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
-            Event::Plan { update, gain: Some(gain), predicted_s, .. } => self.print(&format!(
+            Event::Plan { update, gain: Some(gain), predicted_s, .. } if *gain >= WORTH_A_LINE => self.print(&format!(
                 "re-planned for update {}: updates should take {} now, {:.0} % less than with the old shares",
                 thousands(*update),
                 duration(*predicted_s),

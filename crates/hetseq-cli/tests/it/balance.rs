@@ -1,0 +1,94 @@
+//! Devices are measured before they train, memory that runs out is no end, and what was learnt is kept: whatever the shares,
+//! the losses are those of one undisturbed device.
+
+use std::path::Path;
+
+use hetseq_balance::Profile;
+use hetseq_metrics::Event;
+
+use crate::cluster::{Job, codes};
+use crate::reference::{Reference, shipped};
+use crate::run_dir::RunDir;
+
+const UPDATES: u64 = 20;
+
+fn warnings(dir: &RunDir) -> Vec<String> {
+    let warning = |event| match event {
+        Event::Warning { message } => Some(message),
+        _ => None,
+    };
+    dir.events().into_iter().filter_map(warning).collect()
+}
+
+fn profile(dir: &Path) -> Profile {
+    serde_json::from_slice(&fs_err::read(dir.join("profile.json")).unwrap()).unwrap()
+}
+
+/// What each rank said on standard error.
+fn said(job: &Job) -> Vec<String> {
+    let ended = job.run();
+    assert!(ended.iter().all(|rank| rank.code() == Some(0)), "{ended:#?}");
+    ended.into_iter().map(|rank| rank.stderr).collect()
+}
+
+#[test]
+fn what_was_measured_is_planned_with_and_kept_for_the_next_start() {
+    let dir = RunDir::new();
+    let first = said(&shipped(&dir, UPDATES / 2).ranks(2));
+    assert!(first.iter().all(|rank| rank.contains("samples/s of 1 tokens in micro-batches of")), "{first:?}");
+    assert!(first.iter().all(|rank| rank.trim_end().lines().any(|line| line.ends_with(", measured"))), "{first:?}");
+    let events = dir.events();
+    let plan = events.iter().find_map(|event| match event {
+        Event::Plan { update, samples, gain: None, predicted_s, .. } => Some((*update, samples.clone(), *predicted_s)),
+        _ => None,
+    });
+    let (update, samples, predicted_s) = plan.unwrap();
+    assert_eq!((update, samples.len(), samples.iter().sum::<u64>()), (1, 2, 100));
+    assert!(predicted_s > 0.0);
+    assert!(events.iter().any(|event| matches!(event, Event::Update { predicted_s: Some(_), .. })));
+    let kept = profile(dir.path());
+    assert_eq!((kept.ranks.len(), kept.task.as_str(), kept.parameters), (2, "images", 206_922));
+    assert!(kept.ranks.iter().all(|rank| rank.line.bytes_per_s > 1e6 && rank.line.bytes_per_s.is_finite()));
+    assert!(kept.ranks.iter().all(|rank| rank.devices[0].table.points().len() > 3));
+    // Mostly it is found to be still true; on a busy machine it may have to be measured again.
+    let second = said(&shipped(&dir, UPDATES).ranks(2));
+    assert!(second.iter().all(|rank| rank.contains("measured")), "{second:?}");
+    Reference::shipped().assert_losses(&dir, UPDATES, "measured, and resumed");
+}
+
+#[test]
+fn a_device_that_runs_out_of_memory_gets_by_with_less() {
+    let dir = RunDir::new();
+    // Nothing is measured before, so that it happens in the first update.
+    let job = |updates| {
+        let job = shipped(&dir, updates).ranks(3).set("batch.probe_s", 0);
+        job.set("batch.split", "equal").set("emulate.memory_tokens", "[0, 5, 0]")
+    };
+    job(UPDATES).succeed();
+    let told: Vec<String> = warnings(&dir).into_iter().filter(|warning| warning.contains("memory")).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("cpu:0 of rank 1 (") && told[0].contains("have at most 4 tokens"), "{told:?}");
+    Reference::shipped().assert_losses(&dir, UPDATES, "out of memory on one of three");
+}
+
+#[test]
+fn what_does_not_fit_is_found_before_training() {
+    let dir = RunDir::new();
+    let job = shipped(&dir, UPDATES).ranks(2).set("emulate.memory_tokens", "[0, 5]");
+    said(&job);
+    assert!(warnings(&dir).iter().all(|warning| !warning.contains("memory")), "{:?}", warnings(&dir));
+    let known = profile(dir.path());
+    assert_eq!(known.ranks[1].devices[0].max_tokens, Some(4));
+    assert!(known.ranks[0].devices[0].max_tokens.is_none_or(|most| most > 100));
+    Reference::shipped().assert_losses(&dir, UPDATES, "memory found before");
+}
+
+#[test]
+fn too_little_memory_for_a_single_sample_is_told_with_what_to_do() {
+    let dir = RunDir::new();
+    let ended = shipped(&dir, UPDATES).set("run.memory_mib", 1).run();
+    assert_eq!(codes(&ended), [Some(1)], "{ended:#?}");
+    assert!(ended[0].stderr.contains("a single sample of 1 tokens needs"), "{ended:#?}");
+    assert!(ended[0].stderr.contains("run.memory_mib"), "{ended:#?}");
+    assert!(!dir.path().join("metrics.jsonl").exists(), "a run that did not begin left something");
+}
