@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Every third device becomes slower by half, which is seen twice.
         for _ in 0..2 {
             let done = |(device, work): (usize, &Work)| {
-                let slowness = if device % 3 == 0 { 1.5 } else { 1.0 };
+                let slowness = if device.is_multiple_of(3) { 1.5 } else { 1.0 };
                 Done { base_s: work.base_s, micros: (work.base_s * slowness * 1e6) as u64, after_micros: 0 }
             };
             planner.observe(&plan.work.iter().enumerate().map(done).collect::<Vec<_>>());
@@ -63,6 +63,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Ok(())
         })?;
         writeln!(std::io::stdout(), "  a whole new plan for {name}: {:.1} ms, at least {:.1}", millis.0, millis.1)?;
+    }
+    for (devices, samples) in [(4, 256), (8, 1024), (8, 4096), (64, 4096), (64, 16_384), (900, 50_000)] {
+        let mut text: Vec<u32> = (0..samples).map(|sample| 8 + key.below(sample, 505) as u32).collect();
+        text.sort_unstable();
+        let mut planner = Planner::new(&group(&tables[..devices]));
+        let millis = timed(|| planner.share(Split::Measured, &text).map(|_| ()))?;
+        writeln!(
+            std::io::stdout(),
+            "{devices} devices, {samples} samples of mixed lengths: {:.2} ms, at least {:.2}",
+            millis.0,
+            millis.1
+        )?;
     }
     Ok(())
 }

@@ -69,8 +69,8 @@ impl Share {
 /// order, and each sample is in exactly one share.
 ///
 /// `costs_of_update` should ascend, as in a plan; any order is shared correctly, but pads more. With uniform costs the
-/// largest finishing time is the least that whole samples allow. With mixed costs it is the least of all cuts for updates
-/// of some thousand samples, and close to it for larger ones.
+/// largest finishing time is the least that whole samples allow. With mixed costs it is about the least of all cuts: off by a
+/// sample at most in updates of up to some thousand samples, by a few percent in larger ones.
 pub fn share(costs_of_update: &[u32], devices: &[DeviceLoad]) -> Result<Vec<Share>, BalanceError> {
     let mut shares = vec![Share::default(); devices.len()];
     let Some(costs) = UpdateCosts::new(costs_of_update) else {

@@ -18,7 +18,7 @@ const VERY_MANY: usize = 1000;
 /// The most that a correction changes how fast a worker counts.
 const SCALE_LIMITS: (f64, f64) = (0.25, 4.0);
 /// Searching may look at so many samples, each some dozens of times.
-const SEARCH_LOOKS: usize = 1 << 21;
+const SEARCH_LOOKS: usize = 1 << 19;
 const MOST_SEARCH_STEPS: usize = 40;
 
 /// One run of samples for each worker, in order.

@@ -369,7 +369,7 @@ fn very_many_devices_are_busy_almost_until_the_end() {
             };
             let table = CostTable::new([(1, 64), (8, 64), (1, 512), (8, 512)].map(at).to_vec()).unwrap();
             // Some cannot take the longest samples.
-            let max_tokens = max_tokens.map(|cap| if i % 3 == 0 { cap / 4 } else { cap });
+            let max_tokens = max_tokens.map(|cap| if i.is_multiple_of(3) { cap / 4 } else { cap });
             Device { table, factor: 1.0, overhead_s: 0.001, max_tokens, max_samples: None }
         };
         let devices: Vec<Device> = (0..1500).map(device).collect();
