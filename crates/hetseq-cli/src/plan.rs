@@ -10,6 +10,7 @@ use clap::Args;
 use hetseq_balance::forecast::{DeviceForecast, RankForecast};
 use hetseq_balance::{Forecast, Profile, Split, forecast};
 use hetseq_data::GlobalBatch;
+use hetseq_metrics::thousands;
 use hetseq_train::Config;
 
 use crate::args::{ConfigArgs, UsageError};
@@ -78,8 +79,8 @@ fn lines(told: &Forecast, tokens: u32) -> Vec<String> {
         Split::Equal => "evenly",
     };
     let mut lines = vec![format!(
-        "an update of {} samples of {tokens} tokens, split {split}: {}, {} samples/s",
-        told.samples,
+        "an update of {}, split {split}: {}, {} samples/s",
+        profile::batch(&thousands(told.samples as u64), tokens),
         short_time(told.update_s),
         rate(told.samples_per_s)
     )];

@@ -9,7 +9,7 @@ use crate::args::UsageError;
 
 /// As small as a profile can be, with all that matters.
 pub(crate) const EXAMPLE: &str = r#"{
-  "exchange_bytes": 440000000,
+  "parameters": 110000000,
   "ranks": [
     {"host": "node-a", "devices": [{"name": "gpu:0", "tokens_per_s": 20000}], "line": {"bytes_per_s": 1.25e8}},
     {"host": "node-b", "devices": [{"name": "cpu:0", "tokens_per_s": 5000}], "line": {"bytes_per_s": 1.25e8}}
@@ -44,6 +44,11 @@ pub(crate) fn tokens_per_sample(profile: &Profile, typed: Option<u32>) -> u32 {
     typed.or(measured).unwrap_or(USUAL_TOKENS)
 }
 
+/// `256 samples of 128 tokens`; where a sample is one token, as an image is, that says nothing.
+pub(crate) fn batch(samples: &str, tokens: u32) -> String {
+    if tokens == 1 { format!("{samples} samples") } else { format!("{samples} samples of {tokens} tokens") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,9 +69,9 @@ mod tests {
     fn a_wrong_key_is_named_with_its_line_and_the_nearest() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.json");
-        fs_err::write(&path, EXAMPLE.replace("exchange_bytes", "exchange_byte")).unwrap();
+        fs_err::write(&path, EXAMPLE.replace("parameters", "paramters")).unwrap();
         let said = read(&path).unwrap_err().0;
-        assert!(said.contains("p.json:2: unknown key `exchange_byte`. Did you mean `exchange_bytes`?"), "{said}");
+        assert!(said.contains("p.json:2: unknown key `paramters`. Did you mean `parameters`?"), "{said}");
         fs_err::write(&path, r#"{"ranks": []}"#).unwrap();
         assert!(read(&path).unwrap_err().0.contains("no rank with a device"));
     }

@@ -50,16 +50,15 @@ pub(crate) fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         true => vec![None],
         false => args.line_gbit.iter().copied().map(Some).collect(),
     };
-    if !args.json {
-        print_line(&format!(
-            "{} updates of {} samples of {tokens} tokens, times within {} of the profile's",
-            thousands(args.updates.into()),
-            if args.grow_batch { "ever more".to_owned() } else { thousands(args.global_batch.into()) },
-            percent(args.jitter)
-        ));
-    }
+    let samples = if args.grow_batch { "ever more".to_owned() } else { thousands(args.global_batch.into()) };
+    let heading = format!(
+        "{} updates of {}, times within {} of the profile's",
+        thousands(args.updates.into()),
+        profile::batch(&samples, tokens),
+        percent(args.jitter)
+    );
     let mut told = Vec::new();
-    for line_gbit in lines {
+    for (number, line_gbit) in lines.into_iter().enumerate() {
         let worlds = worlds(args, profile.ranks.len());
         let mut table = Vec::new();
         for &ranks in &worlds {
@@ -74,6 +73,10 @@ pub(crate) fn simulate(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
                 outcomes.push(played);
             }
             table.push((case, outcomes));
+        }
+        if !args.json && number == 0 {
+            // Not before something was played: what cannot be is refused without a word on standard output.
+            print_line(&heading);
         }
         if !args.json {
             print_table(&table, &splits);

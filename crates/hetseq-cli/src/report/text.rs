@@ -59,13 +59,9 @@ fn heading(report: &Report) -> Vec<String> {
 fn predictions(report: &Report) -> Vec<String> {
     let told = |name: &str, fit: Option<Fit>| {
         fit.map(|Fit { updates, measured_s, predicted_s, error }| {
-            format!(
-                "{name} {} predicted, {} measured, {} off (medians of {} updates)",
-                short_time(predicted_s),
-                short_time(measured_s),
-                percent(error),
-                thousands(updates as u64)
-            )
+            let of = if updates == 1 { "1 update".to_owned() } else { format!("medians of {updates} updates") };
+            let (predicted, measured) = (short_time(predicted_s), short_time(measured_s));
+            format!("{name} {predicted} predicted, {measured} measured, {} off ({of})", percent(error))
         })
     };
     let last = report.prediction_of_last_plan.filter(|last| Some(*last) != report.prediction);

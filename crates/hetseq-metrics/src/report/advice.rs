@@ -58,32 +58,36 @@ fn network(report: &Report, settings: Settings, updates: f64) -> Option<(f64, St
     })
 }
 
-/// The rank that waits most is named, and the one that is waited for.
+/// The rank that waits most is named, and the one that is waited for, if it is one.
 fn waiting(report: &Report, settings: Settings, updates: f64) -> Option<(f64, String)> {
     let wait = |rank: &RankTotal| part(rank.seconds.wait_s, rank.wall_s);
     let most = report.ranks.iter().max_by(|a, b| wait(a).total_cmp(&wait(b)))?;
     let least = report.ranks.iter().min_by(|a, b| wait(a).total_cmp(&wait(b)))?;
-    let gain = of_ranks(report, |rank| rank.seconds.wait_s) * updates;
-    (gain > WORTHWHILE && report.ranks.len() > 1).then(|| {
-        let (rank, host) = (least.seconds.rank, &least.seconds.host);
-        let remedy = if settings.split_by_hand {
-            "batch.split = \"measured\" would give each what it can do".to_owned()
-        } else if report.spent.lost_until_replanned_s > 0.5 * gain * report.spent.wall_s {
-            format!("rank {rank} ({host}) was disturbed; find out who else uses it")
-        } else {
-            format!(
-                "rank {rank} ({host}) is waited for; a larger batch.global lets shares be finer, and `hetseq plan` tells \
-                 whether the group is faster without a rank"
-            )
-        };
-        let words = format!(
-            "rank {} ({}) waits {} of its time for others: {remedy}",
-            most.seconds.rank,
-            most.seconds.host,
-            percent(wait(most))
-        );
-        (gain, words)
-    })
+    let waited = of_ranks(report, |rank| rank.seconds.wait_s);
+    let gain = waited * updates;
+    if gain <= WORTHWHILE || report.ranks.len() < 2 {
+        return None;
+    }
+    let (rank, host) = (most.seconds.rank, &most.seconds.host);
+    let (slow, slow_host) = (least.seconds.rank, &least.seconds.host);
+    let who = format!("rank {rank} ({host}) waits {} of its time for others", percent(wait(most)));
+    let words = if settings.split_by_hand {
+        format!("{who}: batch.split = \"measured\" would give each what it can do")
+    } else if wait(least) > 0.5 * wait(most) {
+        format!(
+            "the ranks wait {} of their time, now for one and now for another: their speeds change from update to \
+             update; find out who else uses the machines",
+            percent(waited)
+        )
+    } else if report.spent.lost_until_replanned_s > 0.5 * gain * report.spent.wall_s {
+        format!("{who}: rank {slow} ({slow_host}) was disturbed; find out who else uses it")
+    } else {
+        format!(
+            "{who}: rank {slow} ({slow_host}) is waited for; a larger batch.global lets shares be finer, and `hetseq \
+             plan` tells whether the group is faster without a rank"
+        )
+    };
+    Some((gain, words))
 }
 
 fn data(report: &Report, updates: f64) -> Option<(f64, String)> {

@@ -91,7 +91,8 @@ impl Group {
                 (update.update >= counted_below).then_some(update.seconds - predicted_s)
             };
             let is_anew = plan.gain.is_some();
-            lost.push(if is_anew { before.map_while(over).sum() } else { 0.0 });
+            // An empty sum would be -0.
+            lost.push(if is_anew { before.map_while(over).fold(0.0, |sum, over| sum + over) } else { 0.0 });
             counted_below = plan.update;
         }
         lost

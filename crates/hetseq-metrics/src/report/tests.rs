@@ -97,6 +97,7 @@ fn what_a_disturbance_cost_until_it_was_planned_for() {
     let report = report(&lines);
     let lost: Vec<f64> = report.plans.iter().map(|plan| plan.lost_s).collect();
     assert_eq!(lost, [0.0, 3.0, 0.0]);
+    assert!(lost.iter().all(|lost| lost.is_sign_positive()));
     assert_eq!(report.spent.lost_until_replanned_s, 3.0);
 }
 
@@ -156,6 +157,8 @@ fn the_costliest_is_named_first() {
     let waiting = with([("a", 4.0, 2.0, 4.0), ("b", 8.0, 2.0, 0.0)], usual);
     assert!(waiting[0].starts_with("rank 0 (a) waits 40 %") && waiting[0].contains("rank 1 (b) is waited for"));
     assert!(waiting[1].contains("network takes 20 %"), "{waiting:?}");
+    let in_turn = with([("a", 7.0, 0.0, 3.0), ("b", 7.5, 0.0, 2.5)], usual);
+    assert!(in_turn[0].starts_with("the ranks wait 28 %") && in_turn[0].contains("now for another"), "{in_turn:?}");
     let by_hand = with([("a", 4.0, 2.0, 4.0), ("b", 8.0, 2.0, 0.0)], Settings { split_by_hand: true, ..usual });
     assert!(by_hand[0].contains("batch.split = \"measured\""), "{by_hand:?}");
     let good = with([("a", 9.8, 0.1, 0.1), ("b", 9.8, 0.1, 0.1)], usual);
