@@ -111,10 +111,10 @@ impl Group {
     /// may have changed (frames came, [`Waker::wake`]; after a second in any case), until it gives this rank's contribution;
     /// it must not block for long. Its error ends the call, and the group counts as failed: abort it with a reason.
     ///
-    /// What the others contribute to this rank's part meanwhile is kept: at most their `world - 1` times that part, as it is
-    /// on the wire. On return this rank has everything; what slow lines have not taken yet, at most the result of its own part,
-    /// leaves during the next collective, between them, or on [`Group::close`]. The limit on progress counts from when this
-    /// rank's contribution was given; a peer that dies is reported before, too.
+    /// What the others contribute to this rank's part meanwhile is kept: at most `world - 1` times that part, in memory that
+    /// stays for the next sum. On return this rank has everything; what slow lines have not taken yet, at most the result of
+    /// its own part, leaves during the next collective, between them, or on [`Group::close`]. The limit on progress counts
+    /// from when this rank's contribution was given; a peer that dies is reported before, too.
     ///
     /// All that is for the direct route: over the ring everybody's contribution is awaited first.
     pub fn all_reduce_late<E: From<CommError>>(

@@ -5,8 +5,8 @@
 //! old one are refused. All calls on a group come from one thread, in the same order on every rank.
 //!
 //! ```text
-//! Place::find -> Group::join -> agree / all_reduce / broadcast / barrier ...          -> close or abort
-//!  place.rs      rendezvous/     reduce/ over mesh.rs over link.rs (local.rs or tcp.rs)     group.rs
+//! Place::find -> Group::join -> measure_lines -> agree / all_reduce / all_reduce_late / broadcast ...  -> close or abort
+//!  place.rs      rendezvous/    measure.rs       reduce/ over mesh.rs over link.rs (local.rs or tcp.rs)   group.rs
 //! ```
 //!
 //! ```

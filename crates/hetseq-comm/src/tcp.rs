@@ -26,6 +26,8 @@ use crate::signal::Signal;
 pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
 /// Up to here copying a payload behind its header is cheaper than a second packet.
 const SMALL_BYTES: usize = 16 << 10;
+/// So many frames leave at once before other lines have their turn, where a sum has left many.
+const TURN_PARCELS: usize = 8;
 /// Frames from a peer that nobody asks for yet are read ahead up to this much, so that an abort behind them is seen.
 const AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
 /// So many heartbeats are taken at once: one that does nothing but beat must not keep this rank from its clock. More than
@@ -162,10 +164,10 @@ impl Wire {
         self.write();
     }
 
-    /// Writes what the line takes; tells whether it took anything.
+    /// Writes what the line takes, but not more than its turn; tells whether it took anything.
     pub(crate) fn write(&mut self) -> bool {
-        let mut moved = false;
-        while let Some(parcel) = self.queue.front_mut() {
+        let (mut moved, mut parcels) = (false, 0);
+        while let Some(parcel) = self.queue.front_mut().filter(|_| parcels < TURN_PARCELS) {
             if let Err(error) = parcel.seal(self.seal.as_mut()) {
                 self.lose(&error);
                 return true;
@@ -175,6 +177,7 @@ impl Wire {
                     parcel.written += count;
                     moved = true;
                     if parcel.rest().is_empty() {
+                        parcels += 1;
                         self.queue.pop_front();
                     }
                 }

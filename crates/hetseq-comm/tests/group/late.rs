@@ -53,7 +53,7 @@ fn with_zeros(rank: usize, len: usize) -> Vec<f32> {
 
 /// Empty, short, and several frames long.
 fn note(round: usize, rank: usize) -> Vec<u8> {
-    vec![rank as u8; [0, 5, 1_300_000, 40][(round + rank) % 4]]
+    vec![rank as u8; [0, 5, 600_000, 40][(round + rank) % 4]]
 }
 
 fn compare(engine: Engine, world: usize, len: usize, delays: &(dyn Fn(usize, usize) -> Duration + Sync)) {
