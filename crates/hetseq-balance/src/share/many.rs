@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::UpdateCosts;
-use super::worker::{Pace, Worker};
+use super::balance::{self, Runner};
+use super::worker::Worker;
 
 /// More steps than these are not worth their time.
 const MOST_STEPS: usize = 8;
@@ -16,21 +17,15 @@ const CLOSE: f64 = 0.01;
 /// A pace is good for samples that are a little shorter: by 1/64.
 const ALIKE: u32 = 64;
 
-/// One run for each worker, in order; none if no time was found. `paces` are guesses of what length each will have, and at
-/// what pace it does those; `finish_s` is one of when they are done.
-pub(super) fn cut(
-    workers: &[Worker],
-    costs: &UpdateCosts,
-    paces: &mut [(u32, Pace)],
-    finish_s: f64,
-) -> Option<Vec<Range<usize>>> {
+/// One run for each worker, in order; none if no time was found. The runners' paces are guesses: what length each will have.
+pub(super) fn cut(workers: &[Worker], costs: &UpdateCosts, runners: &mut [Runner]) -> Option<Vec<Range<usize>>> {
     let samples = costs.samples.len() as f64;
     let mut best = None;
     // (time, done in it) of the latest that is too early and the earliest that is not.
     let (mut low, mut high) = ((0.0, 0.0), None);
-    let mut next_s = finish_s;
+    let mut next_s = balance::finish_s(runners, samples, samples * CLOSE);
     for _ in 0..MOST_STEPS {
-        let (runs, done) = sweep(workers, costs, paces, next_s);
+        let (runs, done) = sweep(workers, costs, runners, next_s);
         if done >= samples {
             (best, high) = (Some(runs), Some((next_s, done)));
         } else {
@@ -50,11 +45,11 @@ pub(super) fn cut(
 }
 
 /// As many samples to each worker in turn as it can do in the time, and how many all could do.
-fn sweep(workers: &[Worker], costs: &UpdateCosts, paces: &mut [(u32, Pace)], time_s: f64) -> (Vec<Range<usize>>, f64) {
+fn sweep(workers: &[Worker], costs: &UpdateCosts, runners: &mut [Runner], time_s: f64) -> (Vec<Range<usize>>, f64) {
     let samples = costs.samples.len();
     let (mut start, mut more) = (0, 0.0);
     let mut runs = Vec::with_capacity(workers.len());
-    for (worker, (tokens, pace)) in workers.iter().zip(paces) {
+    for (worker, Runner { pace, .. }) in workers.iter().zip(runners) {
         let mut done = pace.done_by(time_s);
         if start == samples {
             // What could be done beyond the end says how much too late the time is.
@@ -65,10 +60,10 @@ fn sweep(workers: &[Worker], costs: &UpdateCosts, paces: &mut [(u32, Pace)], tim
         // Twice at most: a guess that was too short gives too many samples, which are then taken to be too long.
         for _ in 0..2 {
             let longest = costs.cost(start.saturating_add(done as usize).saturating_sub(1).clamp(start, samples - 1));
-            if longest <= *tokens && longest >= *tokens - *tokens / ALIKE {
+            if longest <= pace.tokens && longest >= pace.tokens - pace.tokens / ALIKE {
                 break;
             }
-            (*tokens, *pace) = (longest, worker.at(longest));
+            *pace = worker.at(longest);
             done = pace.done_by(time_s);
         }
         let end = start.saturating_add(done as usize).min(worker.reach.max(start));

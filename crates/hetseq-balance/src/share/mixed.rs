@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::balance::{self, Block, Runner};
-use super::worker::{Pace, Worker};
+use super::worker::Worker;
 use super::{UpdateCosts, many};
 
 /// How often the guess is corrected.
@@ -24,13 +24,13 @@ const MOST_SEARCH_STEPS: usize = 40;
 /// One run of samples for each worker, in order.
 pub(super) fn cut(workers: &[Worker], costs: &UpdateCosts) -> Vec<Range<usize>> {
     let update = Mixed { workers, costs };
-    let (mut places, finish_s) = update.places();
+    let mut runners = update.places();
     if workers.len() > VERY_MANY
-        && let Some(runs) = many::cut(workers, costs, &mut places, finish_s)
+        && let Some(runs) = many::cut(workers, costs, &mut runners)
     {
         return runs;
     }
-    let mut best = update.look(update.cut_by(places.into_iter().map(|(_, pace)| pace)));
+    let mut best = update.look(update.cut_by(&runners));
     let mut newest = best.clone();
     for _ in 0..CORRECTIONS {
         let corrected = update.correct(&newest);
@@ -65,9 +65,8 @@ struct Taken {
 }
 
 impl Mixed<'_> {
-    /// By average samples, about where each worker's place is: the length of the samples there and its pace with them; and
-    /// about when all are done.
-    fn places(&self) -> (Vec<(u32, Pace)>, f64) {
+    /// By average samples, about where each worker's place is: its pace with samples as long as those there.
+    fn places(&self) -> Vec<Runner> {
         let average = self.costs.tokens as f64 / self.costs.samples.len() as f64;
         let mut tokens = TokensBefore { costs: self.costs, sample: 0, tokens: 0 };
         let runner = |worker: &Worker| {
@@ -78,26 +77,23 @@ impl Mixed<'_> {
         let runners: Vec<Runner> = self.workers.iter().map(runner).collect();
         let total = self.costs.tokens as f64;
         let mut tokens = TokensBefore { costs: self.costs, sample: 0, tokens: 0 };
-        let (mut places, mut last_s) = (Vec::with_capacity(runners.len()), 0.0f64);
+        let mut places = Vec::with_capacity(runners.len());
         for Block { workers, amount, finish_s } in balance::blocks(&runners, total, total * 0.01).into_iter().rev() {
             let mut start = amount.start;
-            for worker in workers {
-                let Runner { pace, reach } = &runners[worker];
+            for (Runner { pace, reach }, worker) in runners[workers.clone()].iter().zip(&self.workers[workers]) {
                 let end = (start + pace.done_by(finish_s)).min(*reach);
-                let middle = tokens.sample_at(0.5 * (start + end)).min(self.workers[worker].reach - 1);
-                let tokens = self.costs.cost(middle);
-                places.push((tokens, self.workers[worker].at(tokens)));
+                let middle = tokens.sample_at(0.5 * (start + end)).min(worker.reach - 1);
+                places.push(Runner { pace: worker.at(self.costs.cost(middle)), reach: worker.reach as f64 });
                 start = end;
             }
-            last_s = last_s.max(finish_s);
         }
-        (places, last_s)
+        places
     }
 
     /// By samples as long as those that each worker got, and at the speed that it would have with them.
     fn correct(&self, look: &Look) -> Vec<Range<usize>> {
         let last = self.costs.samples.len() - 1;
-        let pace = |((worker, run), taken): ((&Worker, &Range<usize>), &Taken)| {
+        let runner = |((worker, run), taken): ((&Worker, &Range<usize>), &Taken)| {
             let tokens = match run.len() as u64 {
                 0 => u64::from(self.costs.cost(run.start.min(last))),
                 count => taken.padded_tokens.div_ceil(count),
@@ -107,19 +103,18 @@ impl Mixed<'_> {
             if !run.is_empty() && expected > 0.0 {
                 pace.scale = (run.len() as f64 / expected).clamp(SCALE_LIMITS.0, SCALE_LIMITS.1);
             }
-            pace
+            Runner { pace, reach: worker.reach as f64 }
         };
-        self.cut_by(self.workers.iter().zip(&look.runs).zip(&look.taken).map(pace))
+        let runners: Vec<Runner> = self.workers.iter().zip(&look.runs).zip(&look.taken).map(runner).collect();
+        self.cut_by(&runners)
     }
 
     /// Whole samples to each worker, which does them at this pace.
-    fn cut_by(&self, paces: impl Iterator<Item = Pace>) -> Vec<Range<usize>> {
-        let runner = |(worker, pace): (&Worker, Pace)| Runner { pace, reach: worker.reach as f64 };
-        let runners: Vec<Runner> = self.workers.iter().zip(paces).map(runner).collect();
+    fn cut_by(&self, runners: &[Runner]) -> Vec<Range<usize>> {
         let close = balance::close(runners.len());
         let mut ends = Vec::with_capacity(self.workers.len());
         for Block { workers, amount, finish_s } in
-            balance::blocks(&runners, self.costs.samples.len() as f64, close).into_iter().rev()
+            balance::blocks(runners, self.costs.samples.len() as f64, close).into_iter().rev()
         {
             let mut end = amount.start as usize;
             let counts = balance::whole_samples(&runners[workers.clone()], finish_s, end..amount.end as usize);

@@ -50,6 +50,7 @@ impl<'a> Worker<'a> {
         };
         let full_s = curve.seconds(f64::from(at_a_time));
         Pace {
+            tokens,
             overhead_s: self.overhead_s,
             factor: self.factor,
             curve,
@@ -63,6 +64,8 @@ impl<'a> Worker<'a> {
 /// How a worker does with samples of one length.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
+    /// Of each sample.
+    pub(super) tokens: u32,
     overhead_s: f64,
     factor: f64,
     curve: Curve,
