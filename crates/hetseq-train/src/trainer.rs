@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hetseq_balance::{Done, Plan, Planner, Split, Work};
-use hetseq_comm::{Contribution, Shards};
+use hetseq_comm::{Contribution, Route, Shards};
 use hetseq_data::Cursor;
 use hetseq_metrics::{Event, RankSeconds, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm};
@@ -220,8 +220,8 @@ impl<T: Task> Trainer<T> {
             adding = local.adding;
             Ok(Some(Contribution { note: encoded(&mine, rank)?, data: local.flat }))
         };
-        let wire = comm.wire.wire(self.terms.len());
-        let summed = self.crew.group.all_reduce_late(&shards, wire, comm.route, contribute)?;
+        let (wire, route) = (comm.wire.wire(self.terms.len()), route(comm.route));
+        let summed = self.crew.group.all_reduce_late(&shards, wire, route, contribute)?;
         self.pulse.last = RankTime {
             host_micros: adding.as_micros() as u64,
             exchange_micros: summed.busy.as_micros() as u64,
@@ -491,6 +491,12 @@ impl Header {
         (self.samples, self.counts) = (work.samples, work.counts.clone());
         self.skipped = skips::to_tell(work.skipped.clone(), whose.as_deref());
     }
+}
+
+/// The direct way unless another is asked for: only there a rank's exchange can begin before all have computed, and by the
+/// model of time (`hetseq-balance`) a ring, which is as fast as its slowest line, is never faster.
+fn route(asked: Route) -> Route {
+    if asked == Route::Auto { Route::Direct } else { asked }
 }
 
 fn encoded(header: &Header, rank: usize) -> Result<Vec<u8>, TrainError> {

@@ -118,7 +118,7 @@ pub(super) fn cap(points: &[Vec<Point>], lengths: &[u32], limits: &Limits) -> Op
         };
         let more = limit.saturating_sub(last.bytes) as f64 / per_sample.max(1.0);
         let samples = (f64::from(last.samples) + more.floor()).min(f64::from(u32::MAX)) as u64;
-        u32::try_from(samples.saturating_mul(u64::from(longest))).ok()
+        u32::try_from(samples.saturating_mul(u64::from(longest))).ok().filter(|&most| most < u32::MAX)
     };
     [limits.max_tokens, by_memory()].into_iter().flatten().min()
 }
