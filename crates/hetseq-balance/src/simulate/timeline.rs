@@ -154,8 +154,11 @@ impl<'a> Timeline<'a> {
         if !(0.0..ENDLESS_S).contains(&predicted_s) {
             return Err(SimulateError::Endless { seconds: predicted_s });
         }
-        for (member, rank) in self.members.iter_mut().zip(&plan.prediction.ranks) {
-            member.half_net_s = 0.5 * rank.net_s;
+        if update == self.span.updates.start {
+            // By the lines alone; what the planner may come to think of them later changes nothing.
+            for (member, rank) in self.members.iter_mut().zip(&plan.prediction.ranks) {
+                member.half_net_s = 0.5 * rank.net_s;
+            }
         }
         self.sums.predicted_s.push(predicted_s);
         if let Some(replanned) = plan.replanned {
