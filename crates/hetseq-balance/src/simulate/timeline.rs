@@ -204,7 +204,7 @@ impl<'a> Timeline<'a> {
         let mut slowest_s = 0.0f64;
         for device in devices.clone() {
             let done = shared.done[device];
-            let compute_s = (done.micros + done.after_micros) as f64 * 1e-6;
+            let compute_s = done.micros.saturating_add(done.after_micros) as f64 * 1e-6;
             slowest_s = slowest_s.max(compute_s);
             let sums = &mut self.sums.devices[self.devices[device]];
             sums.samples += shared.work[device].samples;
