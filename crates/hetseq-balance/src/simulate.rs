@@ -23,6 +23,9 @@ use timeline::Timeline;
 /// and then the loader is one update ahead, as with `run.prefetch = 1`.
 pub const AHEAD: u64 = 2;
 
+/// A disturbance beyond this is a typing error, and times would no longer be numbers to reckon with.
+const MOST_FACTOR: f64 = 1e6;
+
 /// What is to be simulated. Updates count from 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
@@ -99,7 +102,7 @@ pub enum SimulateError {
     NobodyLeft { update: u64 },
 
     #[error(
-        "an update would take {seconds} seconds by this profile; look for a speed, a line or a time in it that is zero, \
+        "an update would take {seconds:.1e} seconds by this profile; look for a speed, a line or a time in it that is zero, \
          endless or mistyped"
     )]
     Endless { seconds: f64 },
@@ -249,8 +252,8 @@ fn check(profile: &Profile, setup: &Setup) -> Result<(), SimulateError> {
         if let Some(device) = device.filter(|&device| device >= of_rank.devices.len()) {
             return Err(SimulateError::NoSuchDevice { rank, device, devices: of_rank.devices.len() });
         }
-        if !(factor.is_finite() && factor > 0.0) {
-            return bad("the factor of a disturbance", factor, "above zero: 3 is three times as slow");
+        if !(MOST_FACTOR.recip()..=MOST_FACTOR).contains(&factor) {
+            return bad("the factor of a disturbance", factor, "0.000001 to 1,000,000: 3 is three times as slow");
         }
         if from_update == 0 || to_update < from_update {
             return bad("the last update of a disturbance", to_update as f64, "at least its first, counted from 1");

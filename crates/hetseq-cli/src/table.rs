@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn figures() {
         assert_eq!([0.0084, 0.4123, 12.34].map(short_time), ["8.40 ms", "0.412 s", "12.3 s"]);
-        assert_eq!([3.14, 1234.4].map(rate), ["3.1", "1,234"]);
+        assert_eq!([3.24, 1234.4].map(rate), ["3.2", "1,234"]);
         assert_eq!([0.0834, -1e-9].map(percent), ["8.3 %", "0.0 %"]);
     }
 }

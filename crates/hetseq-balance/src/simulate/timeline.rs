@@ -154,8 +154,11 @@ impl<'a> Timeline<'a> {
         if !(0.0..ENDLESS_S).contains(&predicted_s) {
             return Err(SimulateError::Endless { seconds: predicted_s });
         }
-        for (member, rank) in self.members.iter_mut().zip(&plan.prediction.ranks) {
-            member.half_net_s = 0.5 * rank.net_s;
+        if update == self.span.updates.start {
+            // By the lines alone; what the planner may come to think of them later changes nothing.
+            for (member, rank) in self.members.iter_mut().zip(&plan.prediction.ranks) {
+                member.half_net_s = 0.5 * rank.net_s;
+            }
         }
         self.sums.predicted_s.push(predicted_s);
         if let Some(replanned) = plan.replanned {
@@ -201,7 +204,7 @@ impl<'a> Timeline<'a> {
         let mut slowest_s = 0.0f64;
         for device in devices.clone() {
             let done = shared.done[device];
-            let compute_s = (done.micros + done.after_micros) as f64 * 1e-6;
+            let compute_s = done.micros.saturating_add(done.after_micros) as f64 * 1e-6;
             slowest_s = slowest_s.max(compute_s);
             let sums = &mut self.sums.devices[self.devices[device]];
             sums.samples += shared.work[device].samples;

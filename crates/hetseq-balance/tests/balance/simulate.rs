@@ -161,6 +161,13 @@ fn what_cannot_be_meant_is_refused() {
     let refused = |setup: &Setup| simulate(&profile, setup).unwrap_err();
     assert_eq!(refused(&Setup { tokens: Vec::new(), ..setup.clone() }), SimulateError::Nothing);
     assert_eq!(refused(&Setup { updates: 0, ..setup.clone() }), SimulateError::Nothing);
+    let mut endless = profile.clone();
+    endless.ranks[1].host_s = 1e300;
+    assert_eq!(
+        simulate(&endless, &setup).unwrap_err().to_string(),
+        "an update would take 1.0e300 seconds by this profile; look for a speed, a line or a time in it that is zero, \
+         endless or mistyped"
+    );
     for jitter in [-0.1, 1.0, f64::NAN] {
         assert!(matches!(refused(&Setup { jitter, ..setup.clone() }), SimulateError::BadSetup { .. }));
     }
@@ -169,9 +176,14 @@ fn what_cannot_be_meant_is_refused() {
     assert_eq!(refused(&alone), SimulateError::NobodyLeft { update: 5 });
     let nobody = refused(&Setup { absences: vec![away(7)], ..setup.clone() }).to_string();
     assert_eq!(nobody, "rank 7 is to leave, but the profile has ranks 0 to 1");
-    for (rank, device, to_update, factor) in
-        [(2, None, 5, 2.0), (0, Some(1), 5, 2.0), (0, None, 1, 2.0), (0, None, 5, 0.0)]
-    {
+    for (rank, device, to_update, factor) in [
+        (2, None, 5, 2.0),
+        (0, Some(1), 5, 2.0),
+        (0, None, 1, 2.0),
+        (0, None, 5, 0.0),
+        (0, None, 5, 1e300),
+        (0, None, 5, f64::NAN),
+    ] {
         let disturbances = vec![Disturbance { rank, device, from_update: 2, to_update, factor }];
         refused(&Setup { disturbances, ..setup.clone() });
     }
