@@ -26,8 +26,8 @@ const DEAD_BAND: f64 = 0.02;
 /// If nobody leapt to another speed, gains predicted in a row must add up to this: a large one is believed soon, a small one
 /// only if it stays.
 const LASTING: f64 = 0.15;
-/// A line is the limit of an exchange if it needs this many times as long as the rank is busy with it.
-const LINE_LIMITED: f64 = 4.0;
+/// Of so many exchanges the shortest tells how long one can take at most.
+const EXCHANGES: usize = 8;
 /// A device that is looked at gets a sample that would take this part of the update.
 const LOOK: f64 = 0.9;
 
@@ -112,17 +112,19 @@ struct Device {
 #[derive(Clone, Debug, PartialEq)]
 struct Rank {
     host: Smoothed,
-    /// What the exchange takes by the rank's line, and how long the rank was seen to be busy with it.
+    /// What the exchange takes by the rank's line, how long the rank was seen to be busy with it, and how long the last ones
+    /// took with all waiting.
     line_s: f64,
     busy: Smoothed,
+    took_s: Vec<f64>,
 }
 
 impl Rank {
-    /// Own time for the exchange. Where both ends share a machine, or are slow themselves, a measured line tells of the slower
-    /// end; what a rank was busy with is its own.
+    /// Own time for the exchange: by its line, but no longer than one was seen to take, since a measured line may tell of the
+    /// other end; and no shorter than the rank is busy with it.
     fn net_s(&self) -> f64 {
-        let busy_s = self.busy.seconds();
-        if busy_s > 0.0 && self.line_s < LINE_LIMITED * busy_s { busy_s } else { self.line_s }
+        let least_s = self.took_s.iter().copied().fold(f64::INFINITY, f64::min);
+        self.line_s.min(least_s).max(self.busy.seconds())
     }
 }
 
@@ -156,6 +158,7 @@ impl Planner {
             host: Smoothed::new(sane(rank.host_s)),
             line_s,
             busy: Smoothed::new(0.0),
+            took_s: Vec::new(),
         };
         let ranks = profile.ranks.iter().zip(net_s).map(rank).collect();
         let mut planner = Planner {
@@ -228,10 +231,14 @@ impl Planner {
         }
     }
 
-    /// Per rank, how long it was busy with the exchange, not counting waiting.
-    pub fn observe_exchange(&mut self, busy_micros: &[u64]) {
-        for (rank, &micros) in self.ranks.iter_mut().zip(busy_micros) {
-            rank.busy.observe(micros);
+    /// Per rank, microseconds for which it was busy with an exchange, and for which it waited in it.
+    pub fn observe_exchange(&mut self, exchanges: &[(u64, u64)]) {
+        for (rank, &(busy, waited)) in self.ranks.iter_mut().zip(exchanges) {
+            rank.busy.observe(busy);
+            rank.took_s.push(busy.saturating_add(waited) as f64 * 1e-6);
+            if rank.took_s.len() > EXCHANGES {
+                rank.took_s.remove(0);
+            }
         }
     }
 
@@ -275,7 +282,7 @@ impl Planner {
             }
             let known = &self.ranks[at];
             rank.host_s = known.host.seconds();
-            if known.net_s() < known.line_s {
+            if known.net_s() != known.line_s && known.net_s() > 0.0 {
                 rank.line.bytes_per_s = exchanges[at] / known.net_s();
                 rank.own = Some(self.ownership[at]);
             }

@@ -245,9 +245,11 @@ impl<T: Task> Trainer<T> {
         };
         self.planner.observe(&ordered.work.iter().zip(&agreed.devices).map(done).collect::<Vec<_>>());
         if self.pulse.done > 0 {
-            let of_ranks = |micros: fn(&RankTime) -> u64| agreed.ranks.iter().map(micros).collect::<Vec<_>>();
-            self.planner.observe_hosts(&of_ranks(|rank| rank.host_micros));
-            self.planner.observe_exchange(&of_ranks(|rank| rank.exchange_micros));
+            let hosts: Vec<u64> = agreed.ranks.iter().map(|rank| rank.host_micros).collect();
+            let exchanges: Vec<(u64, u64)> =
+                agreed.ranks.iter().map(|rank| (rank.exchange_micros, rank.wait_micros)).collect();
+            self.planner.observe_hosts(&hosts);
+            self.planner.observe_exchange(&exchanges);
         }
         for (device, time) in agreed.devices.iter().enumerate() {
             if let Some(most) = time.most_tokens {
