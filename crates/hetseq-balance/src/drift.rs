@@ -7,7 +7,7 @@
 //! A device's *factor* is how many times as long as by its table it takes. From measurements to factors:
 //! 1. A device that was never probed takes its first measurement for a warm-up, which holds kernel compilation, first
 //!    allocations and cold caches, and drops it; the second is its factor. A probed one starts at 1.
-//! 2. Two measurements in a row that are off by more than 15 % to the same side are a change, not noise: the newer counts.
+//! 2. Two measurements in a row that are off by more than 30 % to the same side are a change, not noise: the newer counts.
 //! 3. Else the factor moves a quarter of the way to the median of the last three: a single outlier (a page-in, a stolen
 //!    core) has no effect at all, and noise little.
 //!
@@ -17,7 +17,7 @@
 /// The weight of a new median in the average.
 const NEWEST_WEIGHT: f64 = 0.25;
 /// Further off than this, twice in a row to the same side, is a change.
-const JUMP: f64 = 0.15;
+const JUMP: f64 = 0.30;
 /// After how many updates without work a device is looked at for the first time.
 const LOOK_AGAIN: u64 = 100;
 /// Beyond these a factor is no measurement.
