@@ -25,7 +25,7 @@ use published::Pace;
 const DEAD_BAND: f64 = 0.02;
 /// If nobody leapt to another speed, gains predicted in a row must add up to this: a large one is believed soon, a small one
 /// only if it stays.
-const LASTING: f64 = 0.15;
+const LASTING: f64 = 0.05;
 /// Of so many exchanges the shortest tells how long one can take at most.
 const EXCHANGES: usize = 8;
 /// A device that is looked at gets a sample that would take this part of the update.

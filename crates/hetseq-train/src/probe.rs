@@ -104,7 +104,7 @@ pub(crate) fn probe<T: Task>(
     let max_tokens = [sizes::cap(&points, &lengths, limits), out_of_memory].into_iter().flatten().min();
     let mut found = Vec::new();
     for ((name, points), after) in names.into_iter().zip(points).zip(after) {
-        let table = CostTable::new(points)
+        let table = CostTable::new(sizes::without_noise(points))
             .map_err(|reason| TrainError::Config(format!("{name} could not be measured: {reason}")))?;
         found.push(DeviceProfile {
             name,

@@ -9,6 +9,8 @@ use super::Limits;
 
 /// Larger micro-batches are not tried once doubling has twice gained less than this.
 const WORTHWHILE: f64 = 0.02;
+/// How far off its line a point may be by noise.
+const NOISE: f64 = 0.20;
 /// Of the memory limit, so much is left alone: not all that is allocated shows in a measurement.
 const SPARE: f64 = 0.05;
 
@@ -123,6 +125,42 @@ pub(super) fn cap(points: &[Vec<Point>], lengths: &[u32], limits: &Limits) -> Op
     [limits.max_tokens, by_memory()].into_iter().flatten().min()
 }
 
+/// What was measured, without its noise: where a launch and so much per sample explain all points of a length within
+/// [`NOISE`], they take their places, so that no plan is made by which size happened to be measured in a bad moment. Where they
+/// do not, as on devices whose times rise in steps, the points stay as they are.
+pub(super) fn without_noise(mut points: Vec<Point>) -> Vec<Point> {
+    points.sort_by_key(|point| (point.tokens, point.samples));
+    for of_length in points.chunk_by_mut(|a, b| a.tokens == b.tokens) {
+        let Some((launch, each)) = line(of_length) else { continue };
+        let at = |point: &Point| launch + each * f64::from(point.samples);
+        if of_length.iter().all(|point| (at(point) / point.micros as f64 - 1.0).abs() <= NOISE) {
+            of_length.iter_mut().for_each(|point| point.micros = at(point).round() as u64);
+        }
+    }
+    points
+}
+
+/// Launch and time per sample in microseconds, neither below zero, with the least squares of relative deviations; none for too
+/// few points.
+fn line(points: &[Point]) -> Option<(f64, f64)> {
+    if points.len() < 3 {
+        return None;
+    }
+    // In units of its own time a point asks that `launch * x + each * y = 1`.
+    let sums = points.iter().fold([0.0; 5], |[xx, xy, yy, x1, y1], point| {
+        let (x, y) = (1.0 / point.micros.max(1) as f64, f64::from(point.samples) / point.micros.max(1) as f64);
+        [xx + x * x, xy + x * y, yy + y * y, x1 + x, y1 + y]
+    });
+    let [xx, xy, yy, x1, y1] = sums;
+    let (launch, each) = ((x1 * yy - y1 * xy) / (xx * yy - xy * xy), (xx * y1 - xy * x1) / (xx * yy - xy * xy));
+    let (launch, each) = match (launch >= 0.0, each >= 0.0) {
+        (true, true) => (launch, each),
+        (false, _) => (0.0, y1 / yy),
+        (_, false) => return None,
+    };
+    (launch.is_finite() && each.is_finite()).then_some((launch, each))
+}
+
 /// Up to three lengths that stand for all: a short, a middling and the longest, if they differ much.
 pub(super) fn lengths(costs: &Costs) -> Vec<u32> {
     let mut all: Vec<u32> = (0..costs.samples() as u32).map(|sample| costs.tokens(sample).max(1)).collect();
@@ -211,6 +249,26 @@ mod tests {
         assert_eq!(cap(&points, &[8], &set), Some(40));
         // Only one size was run, so only that is known to fit.
         assert_eq!(cap(&[vec![point(1)]], &[8], &limits(None, Some(200))), Some(8));
+    }
+
+    #[test]
+    fn noise_is_taken_for_noise_and_steps_for_steps() {
+        let point = |samples: u32, micros: u64| Point { samples, tokens: 8, micros, bytes: 0 };
+        // 100 and 50 per sample, a tenth up or down.
+        let noisy = vec![point(1, 165), point(2, 180), point(4, 330), point(8, 450)];
+        let smooth = without_noise(noisy.clone());
+        for (point, expected) in smooth.iter().zip([150.0, 200.0, 300.0, 500.0]) {
+            assert!((point.micros as f64 / expected - 1.0).abs() < 0.08, "{smooth:?}");
+        }
+        let slope = |a: &Point, b: &Point| (b.micros - a.micros) as f64 / f64::from(b.samples - a.samples);
+        assert!((slope(&smooth[0], &smooth[1]) - slope(&smooth[2], &smooth[3])).abs() < 1.0, "{smooth:?}");
+        // Whatever a line says, a launch takes no less than nothing.
+        let none = without_noise(vec![point(1, 45), point(2, 100), point(4, 205), point(8, 400)]);
+        assert!((f64::from(none[3].micros as u32) / f64::from(none[0].micros as u32) - 8.0).abs() < 0.5, "{none:?}");
+        let steps = vec![point(1, 100), point(2, 100), point(4, 100), point(8, 200)];
+        assert_eq!(without_noise(steps.clone()), steps);
+        let few = vec![point(1, 100), point(2, 150)];
+        assert_eq!(without_noise(few.clone()), few);
     }
 
     #[test]
