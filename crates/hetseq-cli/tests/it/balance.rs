@@ -12,14 +12,6 @@ use crate::run_dir::RunDir;
 
 const UPDATES: u64 = 20;
 
-fn warnings(dir: &RunDir) -> Vec<String> {
-    let warning = |event| match event {
-        Event::Warning { message } => Some(message),
-        _ => None,
-    };
-    dir.events().into_iter().filter_map(warning).collect()
-}
-
 fn profile(dir: &Path) -> Profile {
     serde_json::from_slice(&fs_err::read(dir.join("profile.json")).unwrap()).unwrap()
 }
@@ -65,7 +57,7 @@ fn a_device_that_runs_out_of_memory_gets_by_with_less() {
         job.set("batch.split", "equal").set("emulate.memory_tokens", "[0, 5, 0]")
     };
     job(UPDATES).succeed();
-    let told: Vec<String> = warnings(&dir).into_iter().filter(|warning| warning.contains("memory")).collect();
+    let told: Vec<String> = dir.warnings().into_iter().filter(|warning| warning.contains("memory")).collect();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].starts_with("cpu:0 of rank 1 (") && told[0].contains("have at most 4 tokens"), "{told:?}");
     Reference::shipped().assert_losses(&dir, UPDATES, "out of memory on one of three");
@@ -76,7 +68,7 @@ fn what_does_not_fit_is_found_before_training() {
     let dir = RunDir::new();
     let job = shipped(&dir, UPDATES).ranks(2).set("emulate.memory_tokens", "[0, 5]");
     said(&job);
-    assert!(warnings(&dir).iter().all(|warning| !warning.contains("memory")), "{:?}", warnings(&dir));
+    assert!(dir.warnings().iter().all(|warning| !warning.contains("memory")), "{:?}", dir.warnings());
     let known = profile(dir.path());
     assert_eq!(known.ranks[1].devices[0].max_tokens, Some(4));
     assert!(known.ranks[0].devices[0].max_tokens.is_none_or(|most| most > 100));

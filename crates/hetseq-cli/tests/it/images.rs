@@ -153,7 +153,9 @@ fn damaged_files_are_named_once_and_left_out() {
         let job = train(&dir, data.path(), 15).set("valid.every", "1 epoch").ranks(ranks);
         let ended = job.run();
         assert!(ended.iter().all(|rank| rank.code() == Some(0)), "{ended:#?}");
-        let warnings = dir.warnings();
+        // Of other things, such as a device that is too busy to be worth its part, there may be warnings too.
+        let mut warnings = dir.warnings();
+        warnings.retain(|warning| warning.contains("sample"));
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         let told = [(&jpeg, "is a truncated JPEG file"), (&png, "is not an image")];
         for (warning, (path, what)) in warnings.iter().zip(told) {
