@@ -7,6 +7,7 @@ mod chunks;
 mod direct;
 mod late;
 mod own;
+mod pieces;
 mod ring;
 
 use std::fmt;

@@ -8,7 +8,6 @@
 //! result leaves as soon as its chunk is complete, while later contributions still come in, so the line never idles
 //! between the two halves. Reducing, gathering and broadcasting are the same exchange with one half left out.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,9 +19,7 @@ use crate::outgoing::Step;
 use crate::shards::Shards;
 
 use super::chunks::Chunks;
-
-/// Results that were sent to one peer and soon go to the next; a peer that is further behind has them encoded again.
-const REMEMBERED: usize = 8;
+use super::pieces::{self, Results};
 
 /// Who contributes to the parts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,7 +48,7 @@ pub(super) struct Direct<'a> {
     /// Whose contribution to the next piece is due, and the sum of those before this rank's.
     turn: usize,
     before: Vec<f32>,
-    encoded: VecDeque<(usize, Arc<Payload>)>,
+    encoded: Results,
 }
 
 /// In chunks.
@@ -89,7 +86,7 @@ impl<'a> Direct<'a> {
             complete: 0,
             turn: 0,
             before: Vec::new(),
-            encoded: VecDeque::new(),
+            encoded: Results::default(),
         };
         if !(0..world).any(|other| other != rank && direct.contributes(other)) && from != From::All {
             direct.complete = direct.chunks[rank].count();
@@ -119,10 +116,8 @@ impl<'a> Direct<'a> {
         self.returns && self.from != From::Root(rank)
     }
 
-    /// The others, beginning after this rank, so that not all send to rank 0 first.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (rank, world) = (self.rank, self.peers.len());
-        (1..world).map(move |step| (rank + step) % world)
+        pieces::others(self.rank, self.peers.len())
     }
 
     /// Queues the next piece for `peer`, if there is one that can go.
@@ -150,23 +145,13 @@ impl<'a> Direct<'a> {
     }
 
     fn encode(&self, mesh: &Mesh, owner: usize, index: usize) -> Arc<Payload> {
-        let range = self.chunks[owner].get(index);
-        let mut bytes = mesh.pool.take(self.codec.bytes(&range));
-        self.codec.encode(&range, &self.data[range.clone()], &mut bytes);
-        Payload::pooled(bytes, &mesh.pool)
+        pieces::encode(mesh, self.codec, &self.data, &self.chunks[owner].get(index))
     }
 
     /// An own result, encoded once for all who are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
-        if let Some((_, payload)) = self.encoded.iter().find(|(at, _)| *at == index) {
-            return payload.clone();
-        }
-        let payload = self.encode(mesh, self.rank, index);
-        if self.encoded.len() == REMEMBERED {
-            self.encoded.pop_front();
-        }
-        self.encoded.push_back((index, payload.clone()));
-        payload
+        let range = self.chunks[self.rank].get(index);
+        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.data, &range))
     }
 
     /// Adds what has come to the own part, in rank order: `((r0 + r1) + r2) + ...`. What comes before the own turn is
@@ -252,10 +237,7 @@ impl<'a> Direct<'a> {
         owner: usize,
         index: usize,
     ) -> Result<Option<Arc<Payload>>, CommError> {
-        let Some(frame) = mesh.take(step, peer)? else { return Ok(None) };
-        let due = (self.codec.bytes(&self.chunks[owner].get(index)), self.chunks[owner].is_last(index));
-        mesh.check_size(step, peer, &frame, due)?;
-        Ok(Some(frame.payload))
+        pieces::receive(mesh, step, peer, self.codec, &self.chunks[owner], index)
     }
 }
 

@@ -21,10 +21,9 @@ use crate::shards::Shards;
 
 use super::chunks::Chunks;
 use super::own::{Awaiting, Contribution, Fault, Own};
+use super::pieces::{self, Results};
 use super::{AGREE_LIMIT_BYTES, Route};
 
-/// Results that were sent to one peer and soon go to the next; a peer that is further behind has them encoded again.
-const REMEMBERED: usize = 8;
 /// More than one is taken at a time, so that what was kept is added up while more comes.
 const ADDED_AT_ONCE: usize = 2;
 
@@ -96,7 +95,7 @@ struct Late<F> {
     added: Vec<usize>,
     /// Of the ranks before this one, for the pieces to which the own contribution is not added yet.
     sums: VecDeque<Vec<f32>>,
-    encoded: VecDeque<(usize, Arc<Payload>)>,
+    encoded: Results,
     /// This rank has everything, and the links have everything from it.
     is_over: bool,
 }
@@ -134,7 +133,7 @@ impl<F> Late<F> {
             peers: (0..world).map(|_| Peer::default()).collect(),
             added: vec![0; world],
             sums: VecDeque::new(),
-            encoded: VecDeque::new(),
+            encoded: Results::default(),
             is_over: false,
         }
     }
@@ -148,10 +147,8 @@ impl<F> Late<F> {
         self.added[self.added.len() - 1]
     }
 
-    /// The others, beginning after this rank, so that not all send to rank 0 first.
     fn others(&self) -> impl Iterator<Item = usize> + use<F> {
-        let (rank, world) = (self.rank, self.peers.len());
-        (1..world).map(move |step| (rank + step) % world)
+        pieces::others(self.rank, self.peers.len())
     }
 
     /// Now it can be sent.
@@ -189,23 +186,13 @@ impl<F> Late<F> {
     }
 
     fn encode(&self, mesh: &Mesh, owner: usize, index: usize) -> Arc<Payload> {
-        let range = self.chunks[owner].get(index);
-        let mut bytes = mesh.pool.take(self.codec.bytes(&range));
-        self.codec.encode(&range, &self.contribution.data[range.clone()], &mut bytes);
-        Payload::pooled(bytes, &mesh.pool)
+        pieces::encode(mesh, self.codec, &self.contribution.data, &self.chunks[owner].get(index))
     }
 
     /// An own result, encoded once for all who are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
-        if let Some((_, payload)) = self.encoded.iter().find(|(at, _)| *at == index) {
-            return payload.clone();
-        }
-        let payload = self.encode(mesh, self.rank, index);
-        if self.encoded.len() == REMEMBERED {
-            self.encoded.pop_front();
-        }
-        self.encoded.push_back((index, payload.clone()));
-        payload
+        let range = self.chunks[self.rank].get(index);
+        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.contribution.data, &range))
     }
 
     /// Takes the next frame of `peer`, if one has come that this rank can do something with.
@@ -237,10 +224,7 @@ impl<F> Late<F> {
         owner: usize,
         index: usize,
     ) -> Result<Option<Arc<Payload>>, CommError> {
-        let Some(frame) = mesh.take(step, peer)? else { return Ok(None) };
-        let due = (self.codec.bytes(&self.chunks[owner].get(index)), self.chunks[owner].is_last(index));
-        mesh.check_size(step, peer, &frame, due)?;
-        Ok(Some(frame.payload))
+        pieces::receive(mesh, step, peer, self.codec, &self.chunks[owner], index)
     }
 
     /// A result of the part of `peer`.
