@@ -23,9 +23,9 @@ use published::Pace;
 
 /// What a new plan must gain, relatively, to be worth a change.
 const DEAD_BAND: f64 = 0.02;
-/// If nobody leapt to another speed, gains predicted in a row must add up to this: a large one is believed soon, a small one
-/// only if it stays.
-const LASTING: f64 = 0.05;
+/// If nobody leapt to another speed, what gains in a row exceed the dead band by must add up to this: a gain of 14 % is believed
+/// at once, one of 5 % when it was predicted four times, and what hardly exceeds the dead band is noise.
+const LASTING: f64 = 0.12;
 /// Of so many exchanges the shortest tells how long one can take at most.
 const EXCHANGES: usize = 8;
 /// A device that is looked at gets a sample that would take this part of the update.
@@ -95,7 +95,7 @@ pub struct Planner {
     ownership: Vec<f64>,
     /// What plans are made by, one per device.
     published: Vec<Pace>,
-    /// By how much, added up, another plan would have been better for as long as one would have been.
+    /// What the gains of other plans, for as long as there was one, exceed the dead band by, added up.
     missed: f64,
     /// What the last plan was predicted to take.
     last_s: f64,
@@ -194,7 +194,7 @@ impl Planner {
         let mut replanned = None;
         if split == Split::Measured {
             let better = self.better(tokens, &shared, &newest)?;
-            self.missed = better.as_ref().map_or(0.0, |(_, gained)| self.missed + gained.gain);
+            self.missed = better.as_ref().map_or(0.0, |(_, gained)| self.missed + gained.gain - DEAD_BAND);
             // Each is asked, whatever the others say.
             let has_jumped = self.devices.iter_mut().fold(false, |any, device| device.drift.take_jump() | any);
             if let Some((other, gained)) = better.filter(|_| has_jumped || self.missed >= LASTING) {
