@@ -1,36 +1,38 @@
 //! The loop. Every rank runs it in step: plan, agree, compute, reduce, step, observe, save.
 
+mod agreement;
 mod early_stop;
 mod milestones;
+mod planning;
 mod saving;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hetseq_balance::{Done, Plan, Planner, Split, Work};
+use hetseq_balance::{Planner, Work};
 use hetseq_comm::{Contribution, Route, Shards};
 use hetseq_data::Cursor;
-use hetseq_metrics::{Event, RankSeconds, Workers};
+use hetseq_metrics::{Event, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm};
 use hetseq_random::Key;
 
 use crate::checkpoint::{Checkpoints, Common, Saver};
 use crate::config::Config;
 use crate::crew::Crew;
-use crate::devices::{LocalSum, Terms};
+use crate::devices::Terms;
 use crate::error::TrainError;
-use crate::header::{self, Agreed, DeviceTime, Header, RankTime};
+use crate::header::{self, Agreed, RankTime};
 use crate::itinerary::{Itinerary, Planned};
-use crate::loader::{Loader, Order, Prepared};
+use crate::loader::{Loader, Prepared};
 use crate::observer::{Observer, at_update};
-use crate::roster::undecodable;
-use crate::run::run_dir;
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
-use crate::skips::{self, Skips};
+use crate::skips::Skips;
 use crate::state::{Best, State};
-use crate::task::{Metric, Task, TaskError, Term, Which};
+use crate::task::{Metric, Task, Term};
+
+use agreement::{device_times, encoded};
 
 pub(crate) struct Trainer<T: Task> {
     pub(crate) crew: Crew<T>,
@@ -157,27 +159,6 @@ impl<T: Task> Trainer<T> {
         Ok(End::Finished)
     }
 
-    /// Before the first update the header travels by itself.
-    fn first(&mut self) -> Result<Next<T>, TrainError> {
-        let cursor = self.state.cursor.clone();
-        self.crew.group.at(at_update(cursor.updates + 1));
-        let coming = self.itinerary.at(&cursor);
-        let mut mine = self.header(&cursor, coming.as_ref());
-        let coming = match coming {
-            Some(update) => {
-                let asked = Instant::now();
-                let work = self.loader.take()?;
-                mine.rank.data_micros = asked.elapsed().as_micros() as u64;
-                mine.of_work(&work, self.crew.whose());
-                Some((update, work))
-            }
-            None => None,
-        };
-        let notes = self.crew.group.agree(&encoded(&mine, self.crew.group.rank())?)?;
-        let agreed = self.agree(&notes, coming.as_ref().map(|(update, _)| update), 0)?;
-        Ok(Next { coming, agreed })
-    }
-
     /// The gradients of `update`, summed over all ranks, and what comes next: this rank's header for that goes ahead of its
     /// gradients as soon as they are there, and what others send meanwhile is taken in while the devices compute.
     fn compute(
@@ -236,98 +217,6 @@ impl<T: Task> Trainer<T> {
         Ok((global, Next { coming: coming.zip(prepared), agreed }))
     }
 
-    /// What the planner and the table of workers learn from an update.
-    fn learn(&mut self, ordered: &Ordered, agreed: &Agreed) {
-        let done = |(work, time): (&Work, &DeviceTime)| Done {
-            base_s: work.base_s,
-            micros: time.micros,
-            after_micros: time.after_micros,
-        };
-        self.planner.observe(&ordered.work.iter().zip(&agreed.devices).map(done).collect::<Vec<_>>());
-        if self.pulse.done > 0 {
-            let hosts: Vec<u64> = agreed.ranks.iter().map(|rank| rank.host_micros).collect();
-            let exchanges: Vec<(u64, u64)> =
-                agreed.ranks.iter().map(|rank| (rank.exchange_micros, rank.wait_micros)).collect();
-            self.planner.observe_hosts(&hosts);
-            self.planner.observe_exchange(&exchanges);
-        }
-        for (device, time) in agreed.devices.iter().enumerate() {
-            if let Some(most) = time.most_tokens {
-                let tokens = u32::try_from(most).unwrap_or(u32::MAX);
-                self.planner.cap_tokens(device, tokens);
-                self.crew.roster.cap(device, tokens);
-                self.keep_profile();
-                let name = self.crew.roster.name(device);
-                let message =
-                    format!("{name} ran out of memory: from now on its micro-batches have at most {most} tokens");
-                self.observer.tell(&Event::Warning { message });
-            }
-        }
-        self.pulse.work = ordered.work.clone();
-    }
-
-    /// Rank 0 writes down what is known of the group by now.
-    fn keep_profile(&self) {
-        if self.crew.group.rank() == 0 {
-            self.crew.roster.keep(&run_dir(&self.config), &self.planner.profile());
-        }
-    }
-
-    /// What this rank says of the update at `cursor`, but for what follows from its samples and from the devices.
-    fn header(&mut self, cursor: &Cursor, coming: Option<&Planned>) -> Header {
-        Header {
-            update: cursor.updates,
-            plan: coming.map_or(0, |update| update.fingerprint),
-            layout: self.crew.layout.hash(),
-            samples: 0,
-            counts: vec![0; self.terms.len()],
-            stop: self.stop.is_set(),
-            ends: self.ends_before(cursor),
-            lr: self.lr_at(cursor),
-            checksum: self.pulse.checksum.take(),
-            saved: self.saver.as_ref().and_then(Saver::saved),
-            best: self.state.best.as_ref().map(|best| best.update),
-            devices: Vec::new(),
-            rank: std::mem::take(&mut self.pulse.last),
-            skipped: Vec::new(),
-        }
-    }
-
-    /// What follows from everybody's headers for the update `coming`, with the times of `devices` devices.
-    fn agree(&mut self, notes: &[Vec<u8>], coming: Option<&Planned>, devices: usize) -> Result<Agreed, TrainError> {
-        let mut headers = Vec::new();
-        for (rank, bytes) in notes.iter().enumerate() {
-            headers.push(postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?);
-        }
-        let samples = coming.map_or(0, |update| update.samples.len());
-        let agreed = header::agree(&headers, samples as u64)
-            .map_err(|conflict| self.disagreement(conflict.what, conflict.detail))?;
-        if agreed.devices.len() != devices {
-            return Err(self.disagreement("the devices", format!("{} of {devices} reported", agreed.devices.len())));
-        }
-        self.last_saved = agreed.saved;
-        if self.state.best.as_ref().map(|best| best.update) != agreed.best {
-            self.state.best = self.bests.iter().find(|best| Some(best.update) == agreed.best).cloned();
-        }
-        self.note_skipped(samples, &agreed)?;
-        Ok(agreed)
-    }
-
-    /// Says which of the `samples` of the coming update could not be read. If that is all of them, something else is wrong than a
-    /// file here and there; all ranks see it in the same headers and stop together.
-    fn note_skipped(&mut self, samples: usize, agreed: &Agreed) -> Result<(), TrainError> {
-        for message in self.skips.note(Which::Train, &agreed.skipped) {
-            self.observer.tell(&Event::Warning { message });
-        }
-        match agreed.skipped.first() {
-            Some(first) if agreed.skipped.len() == samples => {
-                let reason = format!("none of the {samples} samples of an update could be read: {}", first.reason);
-                Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) })
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The learning rate of the update at `cursor`, which is the next one or comes after it.
     fn lr_at(&self, cursor: &Cursor) -> f64 {
         let ahead = cursor.updates.saturating_sub(self.state.cursor.updates);
@@ -336,58 +225,11 @@ impl<T: Task> Trainer<T> {
         own.unwrap_or_else(|| self.config.optim.scheduled_lr(total, self.state.position(cursor)))
     }
 
-    fn disagreement(&self, what: &'static str, detail: String) -> TrainError {
-        TrainError::Disagreement { update: self.state.cursor.updates, what, detail, last: self.last_checkpoint() }
-    }
-
     /// Where the run will stand when `update` is done.
     fn after(&self, update: &Planned) -> Cursor {
         let mut next = self.state.cursor.clone();
         next.advance(update.samples.len() as u64, update.updates_in_epoch);
         next
-    }
-
-    /// Order the next update from the loader, `run.prefetch` updates ahead: its split follows from what has been agreed so
-    /// far, on every rank the same.
-    fn order_next(&mut self) -> Result<(), TrainError> {
-        let Some(update) = self.itinerary.at(&self.pulse.to_order) else { return Ok(()) };
-        let number = self.pulse.to_order.updates;
-        let plan = self.planner.share(self.split_of(number), &update.tokens)?;
-        self.pulse.to_order.advance(update.samples.len() as u64, update.updates_in_epoch);
-        self.tell_plan(number, &plan);
-        let devices = self.crew.roster.my_micro_batches(&plan.shares, &update.samples, &update.tokens);
-        self.pulse.ordered.push_back(Ordered { work: plan.work, predicted_s: plan.prediction.update_s });
-        self.loader.order(Order { which: Which::Train, epoch: update.epoch, devices })
-    }
-
-    /// The first plan, and each that is not as the one before.
-    fn tell_plan(&mut self, number: u64, plan: &Plan) {
-        let is_first = number == self.pulse.first;
-        if !is_first && plan.replanned.is_none() {
-            return;
-        }
-        self.observer.tell(&Event::Plan {
-            update: number + 1,
-            predicted_s: plan.prediction.update_s,
-            before_s: plan.replanned.map(|replanned| replanned.before_s),
-            gain: plan.replanned.map(|replanned| replanned.gain),
-            samples: plan.work.iter().map(|work| work.samples).collect(),
-            factors: self.planner.factors(),
-        });
-        for &device in plan.left_out.iter().filter(|device| !self.pulse.left_out.contains(device)) {
-            let name = self.crew.roster.name(device);
-            let message = format!("{name} gets nothing to compute: updates would take longer with it");
-            self.observer.tell(&Event::Warning { message });
-        }
-        self.pulse.left_out.clone_from(&plan.left_out);
-    }
-
-    /// How the update after `updates` updates is split.
-    fn split_of(&self, updates: u64) -> Split {
-        match self.config.batch.split {
-            Split::Measured if updates - self.pulse.first < self.config.batch.even_updates => Split::Equal,
-            split => split,
-        }
     }
 
     /// One pass of the optimizer, and the new parameters to the devices.
@@ -442,76 +284,12 @@ impl<T: Task> Trainer<T> {
             });
         }
     }
-
-    fn observe_workers(&mut self, seconds: f64, next: &Agreed) {
-        let s = |micros: u64| micros as f64 * 1e-6;
-        let device = |(work, time): (&Work, &DeviceTime)| (work.samples, s(time.micros + time.after_micros));
-        let rank = |rank: &RankTime| RankSeconds {
-            data_s: s(rank.data_micros),
-            exchange_s: s(rank.exchange_micros),
-            wait_s: s(rank.wait_micros),
-            host_s: s(rank.host_micros),
-        };
-        let work = self.pulse.work.iter().zip(&next.devices).map(device);
-        self.workers.observe(seconds, work, next.ranks.iter().map(rank));
-        // The even phase is reported by itself.
-        if self.pulse.done == self.config.batch.even_updates {
-            self.tell_workers();
-            self.workers.reset();
-        }
-    }
-
-    /// A last exchange without work: compares the last checksum, and all ranks end as rank 0 does.
-    fn settle(&mut self) -> Result<(), TrainError> {
-        let mine = self.header(&self.state.cursor.clone(), None);
-        let notes = self.crew.group.agree(&encoded(&mine, self.crew.group.rank())?)?;
-        self.agree(&notes, None, 0)?;
-        self.tell_workers();
-        Ok(())
-    }
-
-    fn tell_workers(&mut self) {
-        if self.pulse.done == 0 {
-            return;
-        }
-        self.keep_profile();
-        let (updates, wall_s) = self.workers.span();
-        let event = Event::Workers {
-            update: self.state.cursor.updates,
-            updates,
-            wall_s,
-            workers: self.workers.report(),
-            ranks: self.workers.ranks(),
-        };
-        self.observer.tell(&event);
-    }
-}
-
-impl Header {
-    /// Adds what follows from the samples that this rank has prepared.
-    fn of_work<T: Task>(&mut self, work: &Prepared<T>, whose: Option<String>) {
-        (self.samples, self.counts) = (work.samples, work.counts.clone());
-        self.skipped = skips::to_tell(work.skipped.clone(), whose.as_deref());
-    }
 }
 
 /// The direct way unless another is asked for: only there a rank's exchange can begin before all have computed, and by the
 /// model of time (`hetseq-balance`) a ring, which is as fast as its slowest line, is never faster.
 fn route(asked: Route) -> Route {
     if asked == Route::Auto { Route::Direct } else { asked }
-}
-
-fn encoded(header: &Header, rank: usize) -> Result<Vec<u8>, TrainError> {
-    postcard::to_stdvec(header).map_err(|error| undecodable(rank, &error))
-}
-
-fn device_times(local: &LocalSum) -> Vec<DeviceTime> {
-    let time = |report: &crate::devices::DeviceReport| DeviceTime {
-        micros: report.compute.as_micros() as u64,
-        after_micros: report.after.as_micros() as u64,
-        most_tokens: report.most_tokens,
-    };
-    local.devices.iter().map(time).collect()
 }
 
 fn nothing_to_do(updates: u64) -> String {
