@@ -78,8 +78,8 @@ pub struct Batch {
     pub micro: Option<u32>,
     #[serde(default)]
     pub split: Split,
-    /// With `split = "measured"`: how many seconds the devices may be measured before the first update. 0 is not at all:
-    /// their speeds are then learnt from the first updates.
+    /// With `split = "measured"`, or a limit of memory: how many seconds the devices may be measured before the first update. 0 is
+    /// not at all: their speeds are then learnt from the first updates.
     #[serde(default = "twenty")]
     pub probe_s: f64,
     /// With `split = "measured"`: split evenly for that many updates first.
@@ -360,6 +360,11 @@ impl<C> Config<C> {
         }
         if self.run.memory_mib == Some(0) {
             return Err("run.memory_mib must be at least 1; leave it out for what the machine allows".to_owned());
+        }
+        if self.run.memory_mib.is_some() && self.batch.probe_s == 0.0 {
+            return Err(
+                "run.memory_mib needs batch.probe_s above 0: what fits is measured before the first update".to_owned()
+            );
         }
         if self.comm.wire == WireType::Bf16 && self.comm.route == Route::Ring {
             return Err(

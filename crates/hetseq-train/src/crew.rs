@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use hetseq_balance::{CostTable, DeviceProfile, Line, Planner, Profile, Split};
+use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, Split};
 use hetseq_comm::{Group, Options, Secret};
 use hetseq_optim::Layout;
 use rayon::ThreadPool;
@@ -16,6 +16,7 @@ use crate::devices::{Devices, Emulated, parse_devices};
 use crate::error::TrainError;
 use crate::flat;
 use crate::identity::identity;
+use crate::lines;
 use crate::loader;
 use crate::memory;
 use crate::probe::{self, Entry, Kept, Limits, ProbeKey, Probed};
@@ -40,9 +41,6 @@ pub(crate) enum Survey {
     /// Nothing: it is not worth it for a short job, and the first rounds show it.
     Nothing,
 }
-
-/// How long all lines of a group may be measured.
-const LINES_BUDGET: Duration = Duration::from_secs(3);
 
 impl<T: Task> Crew<T> {
     /// Start the devices, then meet the other ranks: in this order, so that a rank with a wrong device fails before it
@@ -91,7 +89,9 @@ impl<T: Task> Crew<T> {
         });
         self.group.at("the measuring of devices");
         let is_measured = survey == Survey::Measure && config.batch.split == Split::Measured;
-        let (key, mut devices) = if is_measured && config.batch.probe_s > 0.0 {
+        // A limit of memory counts whatever the split: what fits must be known before.
+        let is_limited = survey == Survey::Measure && config.run.memory_mib.is_some();
+        let (key, mut devices) = if (is_measured || is_limited) && config.batch.probe_s > 0.0 {
             let Entry { key, devices } = self.probe(config)?;
             (Some(key), devices)
         } else {
@@ -101,15 +101,7 @@ impl<T: Task> Crew<T> {
             device.weight = options.weight.unwrap_or(1.0) / self.devices.names().count() as f64;
         }
         self.group.at("the measuring of lines");
-        let lines = if is_measured && config.comm.measure {
-            let line = |line: hetseq_comm::Line| Line {
-                bytes_per_s: line.bytes_per_s as f64,
-                latency_s: line.latency_us as f64 * 1e-6,
-            };
-            self.group.measure_lines(LINES_BUDGET)?.into_iter().map(line).collect()
-        } else {
-            Vec::new()
-        };
+        let lines = if is_measured && config.comm.measure { lines::measure(&mut self.group)? } else { Vec::new() };
         self.group.at("the start");
         let like = self.roster.profile.clone();
         self.roster = Roster::exchange(&mut self.group, (config.comm.own, key, devices), lines, like)?;

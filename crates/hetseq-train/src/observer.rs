@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::checkpoint::{Checkpoints, write_flat};
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::run_files;
 use hetseq_optim::Layout;
 
 pub(crate) struct Observer {
@@ -128,9 +129,7 @@ pub(crate) fn write_run_files(dir: &Path, config: &str, world: usize) -> Result<
     let write = || {
         fs::create_dir_all(dir)?;
         for (name, text) in [("config.toml", config.to_owned()), ("env.json", format!("{env:#}\n"))] {
-            let temporary = dir.join(format!(".{name}"));
-            fs::write(&temporary, text)?;
-            fs::rename(temporary, dir.join(name))?;
+            run_files::replace(dir, name, text.as_bytes())?;
         }
         Ok(())
     };

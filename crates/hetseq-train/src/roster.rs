@@ -4,13 +4,13 @@
 use std::ops::Range;
 use std::path::Path;
 
-use fs_err as fs;
 use hetseq_balance::{DeviceProfile, Line, Profile, RankProfile, Share};
 use hetseq_comm::Group;
 
 use crate::error::TrainError;
 use crate::loader::MicroBatch;
 use crate::probe::{Entry, Kept, ProbeKey};
+use crate::run_files;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Roster {
@@ -67,12 +67,8 @@ impl Roster {
         if !entries.is_empty() {
             Kept::read(dir).renewed(entries).write(dir);
         }
-        let write = || -> std::io::Result<()> {
-            let temporary = dir.join(".profile.json");
-            fs::write(&temporary, serde_json::to_vec_pretty(profile)?)?;
-            fs::rename(temporary, dir.join("profile.json"))
-        };
-        if let Err(error) = write() {
+        let bytes = serde_json::to_vec_pretty(profile).map_err(std::io::Error::from);
+        if let Err(error) = bytes.and_then(|bytes| run_files::replace(dir, "profile.json", &bytes)) {
             tracing::debug!("the profile of the group could not be written: {error}");
         }
     }

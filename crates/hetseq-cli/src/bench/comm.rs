@@ -65,23 +65,15 @@ fn shards(own: &[f64], floats: usize, world: usize) -> Shards {
 
 /// As training does it.
 fn by_lines(group: &mut Group) -> anyhow::Result<Vec<f64>> {
-    let mut lines = Vec::new();
-    for (rank, line) in group.measure_lines(LINES_BUDGET)?.into_iter().enumerate() {
-        if group.rank() == 0 {
-            say(&format!(
-                "rank {rank}: {:.0} Mbit/s, {} us",
-                8e-6 * line.bytes_per_s as f64,
-                hetseq_metrics::thousands(line.latency_us)
-            ));
+    let lines = hetseq_train::lines::measure(group)?;
+    if group.rank() == 0 {
+        for (rank, line) in lines.iter().enumerate() {
+            let (mbit_per_s, latency_us) = (8e-6 * line.bytes_per_s, 1e6 * line.latency_s);
+            say(&format!("rank {rank}: {mbit_per_s:.0} Mbit/s, {latency_us:.0} us"));
         }
-        let (bytes_per_s, latency_s) = (line.bytes_per_s as f64, line.latency_us as f64 * 1e-6);
-        lines.push(hetseq_balance::Line { bytes_per_s, latency_s });
     }
     Ok(hetseq_balance::ownership(&lines))
 }
-
-/// How long all lines may be measured.
-const LINES_BUDGET: Duration = Duration::from_secs(3);
 
 /// The same command once per rank; rank 0 prints.
 fn on_this_machine(world: usize) -> anyhow::Result<()> {

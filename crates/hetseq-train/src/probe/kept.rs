@@ -7,6 +7,8 @@ use fs_err as fs;
 use hetseq_balance::DeviceProfile;
 use serde::{Deserialize, Serialize};
 
+use crate::run_files;
+
 const FILE: &str = "probe.json";
 /// More groups of devices than these are not remembered.
 const MOST: usize = 1000;
@@ -64,12 +66,7 @@ impl Kept {
 
     /// Keeps it: whole, or not at all. Without it the next start measures again, which is worth a word and no more.
     pub(crate) fn write(&self, dir: &Path) {
-        let write = || -> std::io::Result<()> {
-            let temporary = dir.join(format!(".{FILE}"));
-            fs::write(&temporary, self.to_bytes())?;
-            fs::rename(temporary, dir.join(FILE))
-        };
-        if let Err(error) = write() {
+        if let Err(error) = run_files::replace(dir, FILE, &self.to_bytes()) {
             tracing::debug!("what was measured of the devices could not be kept: {error}");
         }
     }
