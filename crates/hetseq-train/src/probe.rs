@@ -4,8 +4,8 @@
 //!
 //! All devices run the same size at the same time, as they will when training: they share the machine's memory and its
 //! bandwidth. Sizes double, each under a guard: the next is run only if the memory it is expected to need is there, if the time
-//! is, and if larger ones still got faster. What was found is kept in the run directory, so that the next start only looks
-//! whether it is still true.
+//! is, and if larger ones still got faster. What was found is kept in the run directory, so that the next start only
+//! corrects it to the speed of that day.
 
 mod kept;
 mod sizes;
@@ -30,8 +30,9 @@ use sizes::{Guard, Step};
 /// Each size is run at least this often, and for at least this long.
 const RUNS: u32 = 2;
 const LEAST: Duration = Duration::from_millis(100);
-/// A table that is kept from an earlier start counts if one micro-batch takes as long as it says, within this factor.
-const STILL_TRUE: f64 = 1.25;
+/// A table that is kept from an earlier start counts if one micro-batch takes as long as it says, within this factor: a machine
+/// that is busier than it was then needs all its times corrected, not measured anew.
+const STILL_TRUE: f64 = 2.0;
 
 /// What bounds a probe.
 #[derive(Debug, Clone)]
@@ -65,10 +66,11 @@ pub(crate) fn probe<T: Task>(
     let costs = task.costs(Which::Train);
     let mut bench = Bench { task, devices, pool, costs: &costs, is_warm: false };
     if let Some(known) = known
-        && bench.confirms(known)?
+        && let Some(devices) = bench.corrected(known)?
     {
-        return Ok(Probed { devices: known.to_vec(), is_new: false });
+        return Ok(Probed { devices, is_new: false });
     }
+    tracing::info!("measuring what the devices can do, for at most {} s", limits.budget.as_secs());
     let mut points: Vec<Vec<Point>> = vec![Vec::new(); names.len()];
     let mut after = vec![Duration::ZERO; names.len()];
     let mut out_of_memory = None;
@@ -79,8 +81,9 @@ pub(crate) fn probe<T: Task>(
         let left = limits.budget.saturating_sub(started.elapsed()) / (lengths.len() - at) as u32;
         let held = || memory::anonymous_bytes().map_or(0, |held| held + limits.reserved_bytes);
         let mut guard = Guard::new(limits, tokens, left, held());
+        let candidates = sizes::samples(&costs, tokens, guard.most());
         while let Step::Run(samples) = guard.next() {
-            let measured = bench.time(samples, tokens)?;
+            let measured = bench.time(&candidates[..samples as usize], tokens)?;
             let bytes = held();
             if let Some(most) = measured.most_tokens {
                 // What did not fit is no measurement, and nothing larger need be tried.
@@ -153,9 +156,9 @@ struct Measured {
 
 impl<T: Task> Bench<'_, T> {
     /// The mean of several runs of one size.
-    fn time(&mut self, samples: u32, tokens: u32) -> Result<Measured, TrainError> {
+    fn time(&mut self, samples: &[u32], tokens: u32) -> Result<Measured, TrainError> {
         let started = Instant::now();
-        let micro = MicroBatch { samples: sizes::samples(self.costs, tokens, samples), longest: tokens };
+        let micro = MicroBatch { samples: samples.to_vec(), longest: tokens };
         if !std::mem::replace(&mut self.is_warm, true) {
             self.run(&micro)?;
         }
@@ -191,17 +194,19 @@ impl<T: Task> Bench<'_, T> {
         self.devices.finish()
     }
 
-    /// Whether one micro-batch of the usual size still takes as long as it did.
-    fn confirms(&mut self, known: &[DeviceProfile]) -> Result<bool, TrainError> {
+    /// What was known, at the speed of today: by one micro-batch of the usual size. None if that has changed too much to be believed.
+    fn corrected(&mut self, known: &[DeviceProfile]) -> Result<Option<Vec<DeviceProfile>>, TrainError> {
         let Some(point) = known.first().and_then(|device| device.table.points().last().copied()) else {
-            return Ok(false);
+            return Ok(None);
         };
         let samples = known[0].table.best_samples(point.tokens);
-        let measured = self.time(samples, point.tokens)?;
-        let is_true = |(device, (micros, _)): (&DeviceProfile, &(u64, Duration))| {
+        let measured = self.time(&sizes::samples(self.costs, point.tokens, samples), point.tokens)?;
+        let correct = |(device, (micros, _)): (&DeviceProfile, &(u64, Duration))| {
             let ratio = *micros as f64 * 1e-6 / device.table.seconds(samples, point.tokens);
-            (STILL_TRUE.recip()..=STILL_TRUE).contains(&ratio)
+            let is_true = (STILL_TRUE.recip()..=STILL_TRUE).contains(&ratio);
+            is_true.then(|| DeviceProfile { table: device.table.scaled(ratio), ..device.clone() })
         };
-        Ok(measured.most_tokens.is_none() && known.iter().zip(&measured.devices).all(is_true))
+        let has_memory = measured.most_tokens.is_none();
+        Ok(known.iter().zip(&measured.devices).map(correct).collect::<Option<Vec<_>>>().filter(|_| has_memory))
     }
 }

@@ -56,6 +56,11 @@ impl Guard {
         }
     }
 
+    /// Of the samples of a micro-batch.
+    pub(super) fn most(&self) -> u32 {
+        self.most
+    }
+
     pub(super) fn next(&self) -> Step {
         let Some(&(samples, took, _)) = self.ran.last() else { return Step::Run(1) };
         let next = samples.saturating_mul(2).min(self.most);
