@@ -8,14 +8,15 @@
 //! 1. A device that was never probed takes its first measurement for a warm-up, which holds kernel compilation, first
 //!    allocations and cold caches, and drops it; the second is its factor. A probed one starts at 1.
 //! 2. Two measurements in a row that are off by more than 30 % to the same side are a change, not noise: the newer counts.
-//! 3. Else the factor moves a quarter of the way to the median of the last three: a single outlier (a page-in, a stolen
-//!    core) has no effect at all, and noise little.
+//! 3. Else the median of the last three counts, so that a single outlier (a page-in, a stolen core) has no effect at all. The
+//!    first median is the factor, since three updates tell more than a short probe; each further one moves it by less, down to
+//!    an eighth of the way, so that noise has little effect and a slow change still has its own.
 //!
 //! A device that has had no work is looked at again after 100 updates, then after 200, 400 and so on: whatever made it slow
 //! may have passed. It is then believed to be just fast enough for one sample, and what it does with that counts fully.
 
-/// The weight of a new median in the average.
-const NEWEST_WEIGHT: f64 = 0.25;
+/// The least weight of a new median in the average.
+const LEAST_WEIGHT: f64 = 0.125;
 /// Further off than this, twice in a row to the same side, is a change.
 const JUMP: f64 = 0.30;
 /// After how many updates without work a device is looked at for the first time.
@@ -30,8 +31,8 @@ pub(crate) struct Drift {
     state: State,
     /// The last measurements, the newest last.
     recent: [f64; 3],
-    /// How many of those there are since the factor was last set to one.
-    known: usize,
+    /// How many there have been since the factor was last set to one.
+    known: u32,
     /// Whether the factor was set to a measurement since that was last asked.
     has_jumped: bool,
     /// Updates in a row without work.
@@ -107,15 +108,16 @@ impl Drift {
         let before = if self.known > 0 { self.recent[2] } else { self.factor };
         self.recent.rotate_left(1);
         self.recent[2] = measured;
-        self.known = (self.known + 1).min(3);
+        self.known = self.known.saturating_add(1);
         let is_above = |seen: f64| seen > self.factor * (1.0 + JUMP);
         let is_below = |seen: f64| seen < self.factor / (1.0 + JUMP);
         if (is_above(before) && is_above(measured)) || (is_below(before) && is_below(measured)) {
             self.set(measured);
             return;
         }
-        if self.known == 3 {
-            self.factor += (median(self.recent) - self.factor) * NEWEST_WEIGHT;
+        if self.known >= 3 {
+            self.factor += (median(self.recent) - self.factor) * weight(self.known);
+            self.has_jumped |= self.known == 3;
         }
     }
 
@@ -132,7 +134,7 @@ impl Drift {
 pub(crate) struct Smoothed {
     seconds: f64,
     recent: [f64; 3],
-    known: usize,
+    known: u32,
 }
 
 impl Smoothed {
@@ -149,14 +151,16 @@ impl Smoothed {
         let measured = micros as f64 * 1e-6;
         self.recent.rotate_left(1);
         self.recent[2] = measured;
-        self.known = (self.known + 1).min(3);
-        if self.known < 3 {
-            return;
+        self.known = self.known.saturating_add(1);
+        if self.known >= 3 {
+            self.seconds += (median(self.recent) - self.seconds) * weight(self.known);
         }
-        let median = median(self.recent);
-        let weight = if self.seconds > 0.0 { NEWEST_WEIGHT } else { 1.0 };
-        self.seconds += (median - self.seconds) * weight;
     }
+}
+
+/// Of the median that the last of so many measurements gave, three at least.
+fn weight(known: u32) -> f64 {
+    (1.0 / f64::from(known - 2)).max(LEAST_WEIGHT)
 }
 
 fn median([a, b, c]: [f64; 3]) -> f64 {

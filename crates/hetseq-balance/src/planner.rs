@@ -23,9 +23,9 @@ use published::Pace;
 
 /// What a new plan must gain, relatively, to be worth a change.
 const DEAD_BAND: f64 = 0.02;
-/// If nobody leapt to another speed, what gains in a row exceed the dead band by must add up to this: a gain of 14 % is believed
-/// at once, one of 5 % when it was predicted four times, and what hardly exceeds the dead band is noise.
-const LASTING: f64 = 0.12;
+/// If nobody leapt to another speed, what gains in a row exceed the dead band by must add up to this: a gain of 10 % is believed
+/// at once, one of 4 % when it was predicted four times, and what hardly exceeds the dead band is noise.
+const LASTING: f64 = 0.08;
 /// Of so many exchanges the shortest tells how long one can take at most.
 const EXCHANGES: usize = 8;
 /// A device that is looked at gets a sample that would take this part of the update.

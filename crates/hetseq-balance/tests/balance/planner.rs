@@ -66,8 +66,9 @@ fn noise_causes_hardly_any_new_plans() {
             };
             let mut planner = Planner::new(&group([4e4, 4e4, 2e4, 1e4, 1e4, 5e3, 5e3, 4e3].map(measured)));
             let replans =
-                (0..500).filter(|&update| step(&mut planner, |device| noise(update, device)).replanned.is_some());
-            let replans = replans.count();
+                (0..510).filter(|&update| step(&mut planner, |device| noise(update, device)).replanned.is_some());
+            // In the first ten, what was probed is replaced by what was seen.
+            let replans = replans.filter(|&update| update >= 10).count();
             assert!(replans <= most, "{replans} new plans in 500 updates by {kind} noise, seed {seed}");
         }
     }
