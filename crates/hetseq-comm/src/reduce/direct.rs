@@ -145,13 +145,13 @@ impl<'a> Direct<'a> {
     }
 
     fn encode(&self, mesh: &Mesh, owner: usize, index: usize) -> Arc<Payload> {
-        pieces::encode(mesh, self.codec, &self.data, &self.chunks[owner].get(index))
+        pieces::encode(mesh, self.codec, self.data, &self.chunks[owner].get(index))
     }
 
     /// An own result, encoded once for all who are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
         let range = self.chunks[self.rank].get(index);
-        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.data, &range))
+        self.encoded.get(index, || pieces::encode(mesh, self.codec, self.data, &range))
     }
 
     /// Adds what has come to the own part, in rank order: `((r0 + r1) + r2) + ...`. What comes before the own turn is
