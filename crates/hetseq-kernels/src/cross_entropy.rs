@@ -10,26 +10,38 @@ use crate::math::{exp, largest, sum_of};
 
 /// `logits` is [row, class], `labels` has one class per row.
 pub fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+    smoothed_cross_entropy_sum(logits, labels, 0.0)
+}
+
+/// With the part `smoothing` of each label spread evenly over all classes (Szegedy et al., 2016), as PyTorch's `label_smoothing`.
+pub fn smoothed_cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>, smoothing: f32) -> Tensor<1> {
     let [rows, classes] = logits.dims();
+    let (sure, even) = (1.0 - smoothing, smoothing / classes as f32);
     match input(&logits).zip(indices(&labels, classes).filter(|labels| labels.len() == rows)) {
         Some((input, labels)) => {
             drop(logits);
             let logits = input.values;
             let each = |(row, &label): (&[f32], &usize)| {
                 let normaliser = log_sum_exp(row);
-                (normaliser, f64::from(normaliser - row[label]))
+                let spread = if even > 0.0 { f64::from(even) * f64::from(sum_of(row, |x| x)) } else { 0.0 };
+                (normaliser, f64::from(normaliser) - f64::from(sure) * f64::from(row[label]) - spread)
             };
             let rows = logits.get().par_chunks_exact(classes).zip(&labels);
             let (normalisers, losses): (Vec<f32>, Vec<f64>) = rows.map(each).unzip();
             let loss = losses.iter().sum::<f64>() as f32;
-            attach([input.node], Values::from_vec(vec![loss], vec![1]), CrossEntropy { logits, labels, normalisers })
+            let rule = CrossEntropy { logits, labels, normalisers, sure, even };
+            attach([input.node], Values::from_vec(vec![loss], vec![1]), rule)
         }
-        None => log_softmax(logits, 1).gather(1, labels.unsqueeze_dim(1)).sum().neg(),
+        None => {
+            let of_classes = log_softmax(logits, 1);
+            let of_labels = of_classes.clone().gather(1, labels.unsqueeze_dim(1)).sum();
+            if even > 0.0 { -(of_labels * sure + of_classes.sum() * even) } else { -of_labels }
+        }
     }
 }
 
 /// log(sum of e^x)
-fn log_sum_exp(row: &[f32]) -> f32 {
+pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
     let largest = largest(row);
     largest + sum_of(row, |x| exp(x - largest)).ln()
 }
@@ -39,10 +51,13 @@ struct CrossEntropy {
     logits: Values,
     labels: Vec<usize>,
     normalisers: Vec<f32>,
+    /// What the label itself has, and what every class has.
+    sure: f32,
+    even: f32,
 }
 
 impl Rule<1> for CrossEntropy {
-    /// g (softmax - one at the label)
+    /// g (softmax - what the classes were to have)
     fn gradients(self, upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
         let scale = upstream.get().first().copied().unwrap_or(0.0);
         let mut gradients = self.logits;
@@ -50,9 +65,9 @@ impl Rule<1> for CrossEntropy {
         let rows = gradients.get_mut().par_chunks_exact_mut(classes).zip(&self.labels).zip(&self.normalisers);
         rows.for_each(|((row, &label), &normaliser)| {
             for x in row.iter_mut() {
-                *x = scale * exp(*x - normaliser);
+                *x = scale * (exp(*x - normaliser) - self.even);
             }
-            row[label] -= scale;
+            row[label] -= scale * self.sure;
         });
         [Some(gradients)]
     }

@@ -19,17 +19,33 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 /// A tensor's numbers and its place in the graph.
 pub(crate) struct Input {
     pub(crate) values: Values,
-    pub(crate) node: NodeGuard,
+    /// None for a tensor that is not under autodiff.
+    pub(crate) node: Option<NodeGuard>,
 }
 
-/// None if the tensor lives elsewhere, is not `f32` or not under autodiff: then the operation has to be composed of Burn's.
+/// None if the tensor lives elsewhere or is not `f32`: then the operation has to be composed of Burn's.
 /// Whoever wants to overwrite the numbers drops the tensor first.
 pub(crate) fn input<const D: usize>(tensor: &Tensor<D>) -> Option<Input> {
     if tensor.dtype() != DType::F32 {
         return None;
     }
-    let (primitive, node) = tensor.clone().try_into_primitive::<Autodiff<Flex>>().ok()?.into_parts();
-    Some(Input { values: Values::new(primitive), node })
+    if let Ok(tracked) = tensor.clone().try_into_primitive::<Autodiff<Flex>>() {
+        let (primitive, node) = tracked.into_parts();
+        return Some(Input { values: Values::new(primitive), node: Some(node) });
+    }
+    let primitive = tensor.clone().try_into_primitive::<Flex>().ok()?;
+    Some(Input { values: Values::new(primitive), node: None })
+}
+
+/// What goes through a layer, and the layer's two parameters. None also if some are under autodiff and some are not.
+pub(crate) fn layer<const D: usize, const W: usize>(
+    x: &Tensor<D>,
+    weight: &Tensor<W>,
+    bias: &Tensor<1>,
+) -> Option<[Input; 3]> {
+    let inputs = [input(x)?, input(weight)?, input(bias)?];
+    let tracked = inputs.iter().filter(|input| input.node.is_some()).count();
+    (tracked == 0 || tracked == inputs.len()).then_some(inputs)
 }
 
 /// Indices below `limit` in host memory; none if one of them is not, for Burn to complain about.
@@ -45,12 +61,16 @@ pub(crate) trait Rule<const N: usize>: Debug + Clone + Send + 'static {
     fn gradients(self, upstream: Values, wanted: [bool; N]) -> [Option<Values>; N];
 }
 
-/// Makes `output` the result of an operation on `inputs`.
+/// Makes `output` the result of an operation on `inputs`, which are all under autodiff or none of them.
 pub(crate) fn attach<const N: usize, const D: usize, R: Rule<N>>(
-    inputs: [NodeGuard; N],
+    inputs: [Option<NodeGuard>; N],
     output: Values,
     rule: R,
 ) -> Tensor<D> {
+    let inputs: Vec<NodeGuard> = inputs.into_iter().flatten().collect();
+    let Ok(inputs) = <[NodeGuard; N]>::try_from(inputs) else {
+        return Tensor::from_primitive::<Flex>(output.0);
+    };
     let node = match Step::<R>(PhantomData).prepare::<NoCheckpointing>(inputs).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish(rule, output.0),
         OpsKind::UnTracked(prepared) => prepared.finish(output.0),

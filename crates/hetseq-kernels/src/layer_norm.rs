@@ -3,13 +3,13 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{Rule, Values, attach, chunk_of_rows, input, sum_of_chunks};
+use crate::host::{Rule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
 use crate::math::{sum_of, sum_of_pairs};
 
 /// # Panics
 /// As Burn's, if `weight` and `bias` are not as long as the last dimension.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<D> {
-    let (Some(input), Some(scale), Some(shift)) = (input(&x), input(&weight), input(&bias)) else {
+    let Some([input, scale, shift]) = layer(&x, &weight, &bias) else {
         return burn::tensor::module::layer_norm(x, weight, Some(bias), epsilon);
     };
     let (x, weight, bias) = (input.values, scale.values, shift.values);

@@ -2,6 +2,7 @@
 //!
 //! On the CPU each is one pass over memory forward and one backward; elsewhere they are composed of Burn's operations.
 
+mod best;
 mod cross_entropy;
 pub mod dropout;
 mod embedding;
@@ -13,7 +14,8 @@ mod math;
 mod product;
 mod softmax;
 
-pub use cross_entropy::cross_entropy_sum;
+pub use best::best_of_rows;
+pub use cross_entropy::{cross_entropy_sum, smoothed_cross_entropy_sum};
 pub use dropout::{dropout, dropout_of_rows};
 pub use embedding::embedding;
 pub use gelu::gelu;

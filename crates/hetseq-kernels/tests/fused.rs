@@ -6,7 +6,7 @@
 
 use burn::tensor::activation;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use hetseq_kernels::{cross_entropy_sum, embedding, gelu, layer_norm, linear, softmax};
+use hetseq_kernels::{cross_entropy_sum, embedding, gelu, layer_norm, linear, smoothed_cross_entropy_sum, softmax};
 use hetseq_random::Key;
 
 const EPSILON: f64 = 1e-12;
@@ -141,6 +141,17 @@ fn cross_entropy_of_rows() {
             |x, _, _| scaled(cross_entropy_sum(x.clone(), labels()), x),
             |x, _, _| scaled(composed(x.clone()), x),
         );
+        let smoothing = 0.1;
+        let composed = |x: Tensor<2>| {
+            let even = activation::log_softmax(x.clone(), 1).sum().neg() * (smoothing / classes as f32);
+            composed(x) * (1.0 - smoothing) + even
+        };
+        check(
+            [rows, classes],
+            [1, 1],
+            |x, _, _| scaled(smoothed_cross_entropy_sum(x.clone(), labels(), smoothing), x),
+            |x, _, _| scaled(composed(x.clone()), x),
+        );
     }
 }
 
@@ -160,7 +171,7 @@ fn embedding_of_ids_that_occur_again() {
     );
 }
 
-/// Without autodiff they are composed of Burn's.
+/// Without autodiff they compute the same.
 #[test]
 fn plain_tensors_are_taken_too() {
     let all = |plain: bool| {
