@@ -20,6 +20,9 @@ pub enum Event {
         train_samples: usize,
         valid_samples: usize,
         updates_per_epoch: usize,
+        /// What part of the tokens of an epoch is padding, if each update is padded to its longest sample; micro-batches pad less.
+        #[serde(default)]
+        padding: f64,
         /// The last update this run will do, if it can be known.
         total_updates: u64,
         /// The update that the checkpoint was taken after; zero for a new run.

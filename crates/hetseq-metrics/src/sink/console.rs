@@ -104,6 +104,7 @@ impl Sink for Console {
                 devices,
                 parameters,
                 train_samples,
+                padding,
                 total_updates,
                 resumed_at,
                 changed,
@@ -115,8 +116,10 @@ impl Sink for Console {
                     bar.set_position(*resumed_at);
                 }
                 let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
+                let padding =
+                    if *padding > 0.0 { format!(" ({:.1} % padding)", padding * 100.0) } else { String::new() };
                 self.print(&format!(
-                    "{task}: {} parameters, {} training samples, {ranks} with {devices}, {} to go",
+                    "{task}: {} parameters, {} training samples{padding}, {ranks} with {devices}, {} to go",
                     thousands(*parameters as u64),
                     thousands(*train_samples as u64),
                     count(total_updates.saturating_sub(*resumed_at) as usize, "update"),
