@@ -27,19 +27,21 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// All are [sample, position, feature], the heads' features side by side.
     pub fn forward(&self, query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Tensor<3> {
-        let [samples, queries, width] = query.dims();
-        let keys = key.dims()[1];
-        let size = width / self.heads;
-        let split = |x: Tensor<3>, positions| x.reshape([samples, positions, self.heads, size]).swap_dims(1, 2);
+        self.attend(split_heads(query, self.heads), split_heads(key, self.heads), split_heads(value, self.heads))
+    }
+
+    /// With the heads [split](split_heads) already, as a cache keeps keys and values.
+    pub fn attend(&self, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tensor<3> {
+        let [samples, heads, queries, size] = query.dims();
         // The queries are scaled and not the scores, of which there are more.
-        let query = split(query * (size as f64).powf(-0.5), queries);
-        let scores = query.matmul(split(key, keys).transpose());
+        let query = query * (size as f64).powf(-0.5);
+        let scores = query.matmul(key.transpose());
         let scores = match self.bias {
             Some(bias) => scores + bias.clone(),
             None => scores,
         };
         let weights = self.drop(softmax(scores));
-        weights.matmul(split(value, keys)).swap_dims(1, 2).reshape([samples, queries, width])
+        weights.matmul(value).swap_dims(1, 2).reshape([samples, queries, heads * size])
     }
 
     /// Each head has a key of its own, and each query a row of fixed length, so that the mask of a weight does not depend on
@@ -54,6 +56,19 @@ impl Attention<'_> {
         let rows = weights.reshape([samples * heads, queries, keys]);
         dropout_of_rows(rows, self.dropout, &of_head, LONGEST).reshape([samples, heads, queries, keys])
     }
+}
+
+/// From [sample, position, feature] to [sample, head, position, feature of the head].
+pub fn split_heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [samples, positions, width] = x.dims();
+    x.reshape([samples, positions, heads, width / heads]).swap_dims(1, 2)
+}
+
+/// The bias [1, 1, query, key] that hides from each position what comes after it.
+pub fn hide_future(positions: usize, device: &Device) -> Tensor<4> {
+    let of_query = |query: usize| (0..positions).map(move |key| if key <= query { 0.0 } else { HIDDEN });
+    let bias: Vec<f32> = (0..positions).flat_map(of_query).collect();
+    Tensor::from_data(TensorData::new(bias, [1, 1, positions, positions]), device)
 }
 
 /// The bias [sample, 1, 1, key] that hides what lies beyond the length of each sample; none if nothing does.

@@ -18,7 +18,7 @@ use crate::attention::hide_padding;
 use crate::layers::Linear;
 use crate::recompute::Tape;
 use crate::{Init, Network};
-pub use config::{Activation, BertConfig, BertConfigError, BertSize};
+pub use config::{BertConfig, BertSize};
 use embeddings::Embeddings;
 use encoder::Encoder;
 use heads::Heads;

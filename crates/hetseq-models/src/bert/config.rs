@@ -1,12 +1,10 @@
 //! The shape of a BERT, in the words of Hugging Face's `config.json` and of Google's `bert_config.json`, which it reads.
 
-use burn::tensor::Tensor;
-use burn::tensor::activation::{gelu_approximate, relu, silu};
-use hetseq_kernels::gelu;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
+use crate::activation::Activation;
 use crate::attention;
+use crate::config::{ConfigError, check, check_rate, check_size};
 
 /// Missing keys have transformers' defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,38 +79,6 @@ impl BertSize {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// Exact, by the error function.
-    Gelu,
-    /// Approximated by the hyperbolic tangent.
-    #[serde(alias = "gelu_pytorch_tanh")]
-    GeluNew,
-    Relu,
-    #[serde(alias = "swish")]
-    Silu,
-}
-
-impl Activation {
-    pub(super) fn apply<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        match self {
-            Activation::Gelu => gelu(x),
-            Activation::GeluNew => gelu_approximate(x),
-            Activation::Relu => relu(x),
-            Activation::Silu => silu(x),
-        }
-    }
-}
-
-#[derive(Debug, Error)]
-pub enum BertConfigError {
-    #[error("not a BERT config: {0}")]
-    Json(#[from] serde_json::Error),
-    #[error("{key} = {value}: {reason}")]
-    Value { key: &'static str, value: String, reason: String },
-}
-
 /// Keys of a `config.json` that change the model but have no place in [`BertConfig`]: only one value of each is supported.
 #[derive(Deserialize)]
 #[serde(default)]
@@ -135,7 +101,7 @@ impl Default for Fixed {
 }
 
 impl Fixed {
-    fn validate(&self) -> Result<(), BertConfigError> {
+    fn validate(&self) -> Result<(), ConfigError> {
         let Fixed { model_type, position_embedding_type, is_decoder, tie_word_embeddings } = self;
         check("model_type", model_type, model_type == "bert", "only \"bert\" is supported")?;
         let absolute = position_embedding_type == "absolute";
@@ -148,9 +114,10 @@ impl Fixed {
 
 impl BertConfig {
     /// Reads and validates; keys that do not concern the model are ignored.
-    pub fn from_json(text: &str) -> Result<Self, BertConfigError> {
-        serde_json::from_str::<Fixed>(text)?.validate()?;
-        let config: BertConfig = serde_json::from_str(text)?;
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let unreadable = |reason| ConfigError::Json { model: "BERT", reason };
+        serde_json::from_str::<Fixed>(text).map_err(unreadable)?.validate()?;
+        let config: BertConfig = serde_json::from_str(text).map_err(unreadable)?;
         config.validate()?;
         Ok(config)
     }
@@ -168,10 +135,8 @@ impl BertConfig {
         serde_json::to_string_pretty(&written)
     }
 
-    pub fn validate(&self) -> Result<(), BertConfigError> {
+    pub fn validate(&self) -> Result<(), ConfigError> {
         let BertConfig { hidden_size, num_attention_heads: heads, .. } = *self;
-        // Far above every model there is, and low enough that products of sizes can be computed.
-        let most = 1 << 24;
         for (key, size) in [
             ("vocab_size", self.vocab_size),
             ("hidden_size", hidden_size),
@@ -180,7 +145,7 @@ impl BertConfig {
             ("intermediate_size", self.intermediate_size),
             ("type_vocab_size", self.type_vocab_size),
         ] {
-            check(key, size, (1..=most).contains(&size), format!("must be from 1 to {most}"))?;
+            check_size(key, size)?;
         }
         let reason = format!("must be divisible by num_attention_heads = {heads}");
         check("hidden_size", hidden_size, hidden_size.is_multiple_of(heads), reason)?;
@@ -191,7 +156,7 @@ impl BertConfig {
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
         ] {
-            check(key, rate, (0.0..1.0).contains(&rate), "must be at least 0 and below 1")?;
+            check_rate(key, rate)?;
         }
         for (key, value) in [("initializer_range", self.initializer_range), ("layer_norm_eps", self.layer_norm_eps)] {
             check(key, value, value > 0.0 && value.is_finite(), "must be above 0")?;
@@ -202,15 +167,6 @@ impl BertConfig {
         }
         Ok(())
     }
-}
-
-fn check(
-    key: &'static str,
-    value: impl ToString,
-    is_right: bool,
-    reason: impl Into<String>,
-) -> Result<(), BertConfigError> {
-    if is_right { Ok(()) } else { Err(BertConfigError::Value { key, value: value.to_string(), reason: reason.into() }) }
 }
 
 #[cfg(test)]

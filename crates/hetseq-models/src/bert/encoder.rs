@@ -5,7 +5,8 @@ use burn::tensor::{Device, Tensor};
 use hetseq_kernels::dropout;
 use hetseq_random::Key;
 
-use super::{Activation, BertConfig, site};
+use super::{BertConfig, site};
+use crate::activation::Activation;
 use crate::attention;
 use crate::layers::{LayerNorm, Linear};
 use crate::recompute::Tape;

@@ -3,7 +3,8 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 
-use super::{Activation, BertConfig};
+use super::BertConfig;
+use crate::activation::Activation;
 use crate::layers::{LayerNorm, Linear, zeros};
 use crate::loss::cross_entropy_sum;
 

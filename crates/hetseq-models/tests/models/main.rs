@@ -6,3 +6,4 @@
 mod bert;
 mod parameters;
 mod stream;
+mod transformer;

@@ -1,0 +1,30 @@
+//! The functions between two linear layers, by their names in `config.json`.
+
+use burn::tensor::Tensor;
+use burn::tensor::activation::{gelu_approximate, relu, silu};
+use hetseq_kernels::gelu;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// Exact, by the error function.
+    Gelu,
+    /// Approximated by the hyperbolic tangent.
+    #[serde(alias = "gelu_pytorch_tanh")]
+    GeluNew,
+    Relu,
+    #[serde(alias = "swish")]
+    Silu,
+}
+
+impl Activation {
+    pub(crate) fn apply<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Activation::Gelu => gelu(x),
+            Activation::GeluNew => gelu_approximate(x),
+            Activation::Relu => relu(x),
+            Activation::Silu => silu(x),
+        }
+    }
+}

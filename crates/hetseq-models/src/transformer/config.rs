@@ -1,0 +1,299 @@
+//! The shape of an encoder-decoder transformer, in the words of the `config.json` of Hugging Face's Marian models.
+
+use serde::{Deserialize, Serialize};
+
+use crate::activation::Activation;
+use crate::attention;
+use crate::config::{ConfigError, check, check_rate, check_size};
+
+/// Missing keys have the values of Vaswani et al.'s base model, but for the activation (see [`TransformerSize`]).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TransformerConfig {
+    /// Of the source, and of both sides if they share it.
+    pub vocab_size: usize,
+    /// Of the target; as many as the source's if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decoder_vocab_size: Option<usize>,
+    /// One table of vectors for both sides, which the output layer shares too. Else the output layer shares the decoder's.
+    pub share_encoder_decoder_embeddings: bool,
+    pub d_model: usize,
+    pub encoder_layers: usize,
+    pub decoder_layers: usize,
+    pub encoder_attention_heads: usize,
+    pub decoder_attention_heads: usize,
+    pub encoder_ffn_dim: usize,
+    pub decoder_ffn_dim: usize,
+    pub activation_function: Activation,
+    pub dropout: f64,
+    pub attention_dropout: f64,
+    pub activation_dropout: f64,
+    /// Of either side.
+    pub max_position_embeddings: usize,
+    /// Vectors of tokens are multiplied by the root of their size, so that they count beside those of positions.
+    pub scale_embedding: bool,
+    /// Norms before each part of a layer instead of after it, and one more at the end: easier to train when deep.
+    pub normalize_before: bool,
+    /// Sines instead of vectors that are learnt.
+    pub static_position_embeddings: bool,
+    pub pad_token_id: usize,
+    pub eos_token_id: usize,
+    /// What the decoder reads first.
+    pub decoder_start_token_id: usize,
+}
+
+impl Default for TransformerConfig {
+    fn default() -> Self {
+        TransformerConfig {
+            vocab_size: 58_101,
+            decoder_vocab_size: None,
+            share_encoder_decoder_embeddings: true,
+            d_model: 512,
+            encoder_layers: 6,
+            decoder_layers: 6,
+            encoder_attention_heads: 8,
+            decoder_attention_heads: 8,
+            encoder_ffn_dim: 2048,
+            decoder_ffn_dim: 2048,
+            activation_function: Activation::Gelu,
+            dropout: 0.1,
+            attention_dropout: 0.0,
+            activation_dropout: 0.0,
+            max_position_embeddings: 512,
+            scale_embedding: true,
+            normalize_before: false,
+            static_position_embeddings: true,
+            pad_token_id: 58_100,
+            eos_token_id: 0,
+            decoder_start_token_id: 58_100,
+        }
+    }
+}
+
+/// Sizes with a name. Where the published ones have rectifiers these have GELU: at a kink two splits of the same update may
+/// part (see ARCHITECTURE), and nothing is lost by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransformerSize {
+    /// To try things out.
+    Tiny,
+    /// For some ten thousand sentences.
+    Small,
+    /// For some hundred thousand sentences, as fairseq has it for IWSLT'14.
+    Iwslt,
+    /// Of Vaswani et al. (2017).
+    Base,
+    Big,
+}
+
+impl TransformerSize {
+    pub fn config(self) -> TransformerConfig {
+        let (layers, width, heads, inner, dropout) = match self {
+            TransformerSize::Tiny => (2, 64, 4, 128, 0.1),
+            TransformerSize::Small => (3, 256, 4, 1024, 0.3),
+            TransformerSize::Iwslt => (6, 512, 4, 1024, 0.3),
+            TransformerSize::Base => (6, 512, 8, 2048, 0.1),
+            TransformerSize::Big => (6, 1024, 16, 4096, 0.3),
+        };
+        TransformerConfig { dropout, ..TransformerConfig::default() }.shaped(layers, width, heads, inner)
+    }
+}
+
+/// What decides whether transformers' Marian computes the same.
+const MARIAN: &str = "marian";
+const OURS: &str = "hetseq-transformer";
+
+/// Keys of a `config.json` that change the model but have no place in [`TransformerConfig`].
+#[derive(Deserialize)]
+#[serde(default)]
+struct Fixed {
+    model_type: String,
+    normalize_embedding: bool,
+    tie_word_embeddings: bool,
+}
+
+impl Default for Fixed {
+    fn default() -> Self {
+        Fixed { model_type: MARIAN.to_owned(), normalize_embedding: false, tie_word_embeddings: true }
+    }
+}
+
+impl Fixed {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let Fixed { model_type, normalize_embedding, tie_word_embeddings } = self;
+        check("model_type", model_type, [MARIAN, OURS].contains(&&model_type[..]), "only \"marian\" is supported")?;
+        check("normalize_embedding", normalize_embedding, !normalize_embedding, "only false is supported")?;
+        let reason = "the output layer always shares the decoder's embeddings";
+        check("tie_word_embeddings", tie_word_embeddings, *tie_word_embeddings, reason)
+    }
+}
+
+impl TransformerConfig {
+    /// With as many layers of these sizes on either side.
+    #[must_use]
+    pub fn shaped(self, layers: usize, width: usize, heads: usize, inner: usize) -> Self {
+        TransformerConfig {
+            d_model: width,
+            encoder_layers: layers,
+            decoder_layers: layers,
+            encoder_attention_heads: heads,
+            decoder_attention_heads: heads,
+            encoder_ffn_dim: inner,
+            decoder_ffn_dim: inner,
+            ..self
+        }
+    }
+
+    pub fn target_vocabulary(&self) -> usize {
+        self.decoder_vocab_size.unwrap_or(self.vocab_size)
+    }
+
+    /// Whether transformers has a model that computes the same: Marian knows neither norms before nor learnt positions.
+    pub fn is_marian(&self) -> bool {
+        !self.normalize_before && self.static_position_embeddings
+    }
+
+    /// Reads and validates; keys that do not concern the model are ignored.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let unreadable = |reason| ConfigError::Json { model: "translation model's", reason };
+        serde_json::from_str::<Fixed>(text).map_err(unreadable)?.validate()?;
+        let config: TransformerConfig = serde_json::from_str(text).map_err(unreadable)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// A `config.json` that transformers reads, if it [has such a model](TransformerConfig::is_marian).
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Written<'a> {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            architectures: Option<[&'static str; 1]>,
+            model_type: &'static str,
+            is_encoder_decoder: bool,
+            tie_word_embeddings: bool,
+            bos_token_id: Option<usize>,
+            forced_eos_token_id: Option<usize>,
+            #[serde(flatten)]
+            config: &'a TransformerConfig,
+            num_hidden_layers: usize,
+        }
+        let is_marian = self.is_marian();
+        let mut config = self.clone();
+        config.decoder_vocab_size = Some(self.target_vocabulary());
+        let written = Written {
+            architectures: is_marian.then_some(["MarianMTModel"]),
+            model_type: if is_marian { MARIAN } else { OURS },
+            is_encoder_decoder: true,
+            tie_word_embeddings: true,
+            bos_token_id: None,
+            forced_eos_token_id: None,
+            config: &config,
+            num_hidden_layers: self.encoder_layers,
+        };
+        serde_json::to_string_pretty(&written)
+    }
+
+    /// A `generation_config.json` that makes transformers' `generate` search as `hetseq generate` does by default.
+    pub fn generation_json(&self, beam: usize) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(&serde_json::json!({
+            "bad_words_ids": [[self.pad_token_id]],
+            "decoder_start_token_id": self.decoder_start_token_id,
+            "eos_token_id": self.eos_token_id,
+            "pad_token_id": self.pad_token_id,
+            "max_length": self.max_position_embeddings,
+            "num_beams": beam,
+        }))
+    }
+
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (key, size) in [
+            ("vocab_size", self.vocab_size),
+            ("decoder_vocab_size", self.target_vocabulary()),
+            ("d_model", self.d_model),
+            ("encoder_layers", self.encoder_layers),
+            ("decoder_layers", self.decoder_layers),
+            ("encoder_attention_heads", self.encoder_attention_heads),
+            ("decoder_attention_heads", self.decoder_attention_heads),
+            ("encoder_ffn_dim", self.encoder_ffn_dim),
+            ("decoder_ffn_dim", self.decoder_ffn_dim),
+        ] {
+            check_size(key, size)?;
+        }
+        for (side, heads) in [("encoder", self.encoder_attention_heads), ("decoder", self.decoder_attention_heads)] {
+            let reason = format!("must be divisible by {side}_attention_heads = {heads}");
+            check("d_model", self.d_model, self.d_model.is_multiple_of(heads), reason)?;
+        }
+        let (positions, longest) = (self.max_position_embeddings, attention::LONGEST);
+        let reason = format!("must be from 1 to {longest}");
+        check("max_position_embeddings", positions, (1..=longest).contains(&positions), reason)?;
+        for (key, rate) in [
+            ("dropout", self.dropout),
+            ("attention_dropout", self.attention_dropout),
+            ("activation_dropout", self.activation_dropout),
+        ] {
+            check_rate(key, rate)?;
+        }
+        let target = self.target_vocabulary();
+        let is_one = !self.share_encoder_decoder_embeddings || target == self.vocab_size;
+        let reason = format!("must be vocab_size = {}, since embeddings are shared", self.vocab_size);
+        check("decoder_vocab_size", target, is_one, reason)?;
+        for (key, id) in [
+            ("pad_token_id", self.pad_token_id),
+            ("eos_token_id", self.eos_token_id),
+            ("decoder_start_token_id", self.decoder_start_token_id),
+        ] {
+            check(key, id, id < target, format!("must be below decoder_vocab_size = {target}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again_and_is_only_called_marian_if_it_is() {
+        for (normalize_before, static_position_embeddings) in [(false, true), (true, true), (false, false)] {
+            let config = TransformerConfig {
+                normalize_before,
+                static_position_embeddings,
+                decoder_vocab_size: Some(58_101),
+                ..TransformerSize::Iwslt.config()
+            };
+            let text = config.to_json().unwrap();
+            assert_eq!(TransformerConfig::from_json(&text).unwrap(), config);
+            let is_marian = !normalize_before && static_position_embeddings;
+            assert_eq!(text.contains("\"model_type\": \"marian\""), is_marian);
+            assert_eq!(text.contains("MarianMTModel"), is_marian);
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_published() {
+        use TransformerSize::*;
+        assert_eq!(Base.config(), TransformerConfig::default());
+        for size in [Tiny, Small, Iwslt, Base, Big] {
+            size.config().validate().unwrap();
+        }
+        let big = Big.config();
+        assert_eq!((big.d_model, big.decoder_attention_heads, big.encoder_ffn_dim), (1024, 16, 4096));
+    }
+
+    #[test]
+    fn errors_name_the_key_the_value_and_what_is_right() {
+        for (text, expected) in [
+            (r#"{"d_model": 100}"#, "d_model = 100: must be divisible by encoder_attention_heads = 8"),
+            (r#"{"decoder_layers": 0}"#, "decoder_layers = 0: must be from 1 to 16777216"),
+            (r#"{"dropout": 1}"#, "dropout = 1: must be at least 0 and below 1"),
+            (r#"{"vocab_size": 9}"#, "pad_token_id = 58100: must be below decoder_vocab_size = 9"),
+            (r#"{"decoder_vocab_size": 9}"#, "decoder_vocab_size = 9: must be vocab_size = 58101, since"),
+            (r#"{"model_type": "t5"}"#, "model_type = t5: only \"marian\" is supported"),
+            (r#"{"normalize_embedding": true}"#, "normalize_embedding = true: only false"),
+            (r#"{"activation_function": "mish"}"#, "not a translation model's config: unknown variant `mish`"),
+        ] {
+            let error = TransformerConfig::from_json(text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}

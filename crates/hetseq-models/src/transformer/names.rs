@@ -1,0 +1,29 @@
+//! What tensors are called in published files, against what they are called here.
+
+/// The parameter of [`super::Transformer`] that a tensor of Hugging Face's Marian files is. None: it is not wanted, since it is a copy
+/// of another, or can be computed.
+pub fn parameter_name(theirs: &str, shares_embeddings: bool) -> Option<String> {
+    let is_copy = shares_embeddings && theirs.ends_with("embed_tokens.weight");
+    let is_unused = !shares_embeddings && theirs == "model.shared.weight";
+    (!is_copy && !is_unused && theirs != "lm_head.weight").then(|| theirs.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_not_wanted() {
+        for (name, shares, is_wanted) in [
+            ("model.shared.weight", true, true),
+            ("model.shared.weight", false, false),
+            ("model.decoder.embed_tokens.weight", true, false),
+            ("model.decoder.embed_tokens.weight", false, true),
+            ("lm_head.weight", true, false),
+            ("final_logits_bias", true, true),
+            ("model.encoder.layers.0.fc1.bias", true, true),
+        ] {
+            assert_eq!(parameter_name(name, shares).is_some(), is_wanted, "{name}, {shares}");
+        }
+    }
+}

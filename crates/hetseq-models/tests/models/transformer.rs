@@ -1,0 +1,344 @@
+//! The translation model against transformers' `MarianMTModel` and its `generate`, recorded by `scripts/fixtures/transformer.py`, and
+//! against itself: in other micro-batches, step by step instead of at once, and one sentence at a time.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use burn::tensor::{Device, Int, Tensor};
+use hetseq_kernels::best_of_rows;
+use hetseq_models::beam::{BeamSettings, Continue, Hypothesis, search};
+use hetseq_models::loss::smoothed_cross_entropy_sum;
+use hetseq_models::transformer::{Decoding, Sequences, Transformer, TransformerConfig};
+use hetseq_random::Key;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+use crate::parameters::{add_gradients, fill, names};
+use crate::stream::Stream;
+
+const SOURCE: [usize; 3] = [9, 5, 7];
+const TARGET: [usize; 3] = [6, 8, 3];
+const WORDS: i32 = 40;
+const PAD: i32 = 39;
+const END: i32 = 0;
+const SMOOTHING: f32 = 0.1;
+/// Without the end.
+const LONGEST: usize = 20;
+
+#[derive(Deserialize)]
+struct Recorded {
+    config: serde_json::Value,
+    names: BTreeMap<String, Vec<usize>>,
+    losses: BTreeMap<String, f64>,
+    separate: f64,
+    found: Vec<Found>,
+}
+
+#[derive(Deserialize)]
+struct Found {
+    beam: usize,
+    length_penalty: f64,
+    best: Vec<(Vec<u32>, Option<f64>)>,
+}
+
+fn recorded() -> Recorded {
+    serde_json::from_str(include_str!("../fixtures/transformer.json")).unwrap()
+}
+
+/// With `changes` to the recorded config.
+fn config(changes: &[(&str, serde_json::Value)]) -> TransformerConfig {
+    let mut json = recorded().config;
+    for (key, value) in changes {
+        json[key] = value.clone();
+    }
+    TransformerConfig::from_json(&json.to_string()).unwrap()
+}
+
+/// Filled in the order of the names, the bias of the output last, as the script does it.
+fn model(config: &TransformerConfig, stream: &mut Stream, device: &Device, end_bias: f32) -> Transformer {
+    let model = Transformer::new(config, device);
+    let mut shapes: Vec<(String, Vec<usize>)> = names(&model);
+    shapes.sort_by_key(|(name, _)| (name == "final_logits_bias", name.clone()));
+    let fill_one = |(name, shape): (String, Vec<usize>)| {
+        let mut values = stream.parameter(&name, &shape);
+        if name == "final_logits_bias" {
+            values[END as usize] += end_bias;
+        }
+        (name, values)
+    };
+    let values: BTreeMap<String, Vec<f32>> = shapes.into_iter().map(fill_one).collect();
+    fill(model, device, |name, _| values[name].clone())
+}
+
+/// Rows of these lengths.
+fn rows(stream: &mut Stream, lengths: &[usize]) -> Vec<Vec<i32>> {
+    let row =
+        |&length: &usize| stream.bytes(length).into_iter().map(|byte| 1 + i32::from(byte) % (WORDS - 2)).collect();
+    lengths.iter().map(row).collect()
+}
+
+fn padded(rows: &[Vec<i32>], positions: usize, device: &Device) -> Sequences {
+    let pad = |row: &Vec<i32>| {
+        let padding = std::iter::repeat_n(PAD, positions - row.len());
+        row.iter().copied().chain(padding).collect::<Vec<i32>>()
+    };
+    let ids: Vec<i32> = rows.iter().flat_map(pad).collect();
+    Sequences::new(&ids, &rows.iter().map(Vec::len).collect::<Vec<_>>(), device)
+}
+
+struct Case {
+    model: Transformer,
+    device: Device,
+    source: Vec<Vec<i32>>,
+    target: Vec<Vec<i32>>,
+}
+
+impl Case {
+    fn new(config: &TransformerConfig) -> Self {
+        let (device, mut stream) = (Device::flex().autodiff(), Stream(11));
+        let model = model(config, &mut stream, &device, 0.0);
+        let (source, target) = (rows(&mut stream, &SOURCE), rows(&mut stream, &TARGET));
+        Case { model, device, source, target }
+    }
+
+    /// What comes next in these samples, padded by so many more positions than there need be: logits, and what is right.
+    fn logits(&self, samples: Range<usize>, more: usize, keys: &[Key]) -> (Tensor<2>, Vec<i32>) {
+        let (source, target) = (&self.source[samples.clone()], &self.target[samples.clone()]);
+        let read: Vec<Vec<i32>> = target.iter().map(|row| [&[PAD], &row[..row.len() - 1]].concat()).collect();
+        let longest = |rows: &[Vec<i32>]| rows.iter().map(Vec::len).max().unwrap() + more;
+        let positions = longest(target);
+        let source = padded(source, longest(source), &self.device);
+        let hidden = self.model.hidden(&source, &padded(&read, positions, &self.device), keys);
+        let places =
+            target.iter().enumerate().flat_map(|(row, ids)| (0..ids.len()).map(move |at| row * positions + at));
+        let places: Vec<i32> = places.map(|at| at as i32).collect();
+        let at = Tensor::<1, Int>::from_data(&places[..], &self.device);
+        (self.model.logits_at(hidden, at), target.concat())
+    }
+
+    /// The loss sum, and the gradients of the mean loss, over these micro-batches.
+    fn train(&self, batches: &[(Range<usize>, usize)], keys: &[Key]) -> (f64, BTreeMap<String, Vec<f32>>) {
+        let (mut sum, mut gradients) = (0.0, BTreeMap::new());
+        for (samples, more) in batches {
+            let keys = if keys.is_empty() { keys } else { &keys[samples.clone()] };
+            let (logits, labels) = self.logits(samples.clone(), *more, keys);
+            let labels = Tensor::<1, Int>::from_data(&labels[..], &self.device);
+            let loss = smoothed_cross_entropy_sum(logits, labels, SMOOTHING);
+            sum += f64::from(values(loss.clone())[0]);
+            let pass = (loss / TARGET.iter().sum::<usize>() as f32).backward();
+            add_gradients(&self.model, &pass, &mut gradients);
+        }
+        (sum, gradients)
+    }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Fails if a gradient is off by more than `tolerance` of its norm. That of the attention keys' bias is zero but for rounding: it is
+/// measured by the norm of the keys' weights.
+fn assert_close(ours: &BTreeMap<String, Vec<f32>>, theirs: &BTreeMap<String, Vec<f32>>, tolerance: f64) {
+    assert!(ours.keys().eq(theirs.keys()));
+    let mut worst = 0f64;
+    for (name, expected) in theirs {
+        assert_eq!(ours[name].len(), expected.len(), "{name}");
+        let distance = norm(ours[name].iter().zip(expected).map(|(a, b)| a - b));
+        let measured_by = name.replace("k_proj.bias", "k_proj.weight");
+        let relative = distance / norm(theirs[&measured_by].iter().copied());
+        assert!(relative <= tolerance, "{name}: off by {relative:e}");
+        worst = worst.max(relative);
+    }
+    eprintln!("gradients are off by {worst:.1e} at most");
+}
+
+const ALL: (Range<usize>, usize) = (0..3, 0);
+
+/// Each sample alone, one of them padded for nothing.
+fn alone() -> [(Range<usize>, usize); 3] {
+    [(0..1, 0), (1..2, 3), (2..3, 0)]
+}
+
+#[test]
+fn values_and_gradients_are_those_of_transformers() {
+    let answers = SafeTensors::deserialize(include_bytes!("../fixtures/transformer.safetensors")).unwrap();
+    let answer = |name: &str| -> Vec<f32> {
+        let bytes = answers.tensor(name).unwrap().data().as_chunks::<4>().0;
+        bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+    };
+    let case = Case::new(&config(&[]));
+    let (ours, theirs) = (values(case.logits(0..3, 0, &[]).0), answer("logits"));
+    assert_eq!(ours.len(), theirs.len());
+    assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() < 1e-5));
+    let recorded = recorded();
+    let theirs = recorded.names.keys().map(|name| (name.clone(), answer(name))).collect();
+    // A split with other padding changes nothing.
+    for batches in [&[ALL][..], &alone()] {
+        let (loss, gradients) = case.train(batches, &[]);
+        assert!((loss - recorded.losses["gelu"]).abs() < 1e-4, "{loss}");
+        assert_close(&gradients, &theirs, 1e-5);
+    }
+}
+
+#[test]
+fn names_and_shapes_are_those_of_transformers() {
+    let ours: BTreeMap<String, Vec<usize>> =
+        names(&Transformer::new(&config(&[]), &Device::flex())).into_iter().collect();
+    assert_eq!(ours, recorded().names);
+}
+
+#[test]
+fn activations_and_separate_vocabularies_are_those_of_transformers() {
+    let recorded = recorded();
+    assert_eq!(recorded.losses.len(), 3);
+    let separate = ("share_encoder_decoder_embeddings", false.into());
+    let of_activation = |(name, loss): (&String, &f64)| (("activation_function", name.as_str().into()), *loss);
+    let cases = recorded.losses.iter().map(of_activation).chain([(separate, recorded.separate)]);
+    for ((key, value), theirs) in cases {
+        let (ours, _) = Case::new(&config(&[(key, value)])).train(&[ALL], &[]);
+        assert!((ours - theirs).abs() < 1e-4, "{key}: {ours} and {theirs}");
+    }
+}
+
+#[test]
+fn with_dropout_a_sample_is_the_same_in_whatever_company() {
+    let rates = ["dropout", "attention_dropout", "activation_dropout"].map(|key| (key, 0.3.into()));
+    for (norm_before, sines) in [(false, true), (true, false)] {
+        let shape = [("normalize_before", norm_before.into()), ("static_position_embeddings", sines.into())];
+        let case = Case::new(&config(&[&rates[..], &shape].concat()));
+        let keys: Vec<Key> = (0..3).map(|sample| Key::root(7).index(sample)).collect();
+        let (loss, gradients) = case.train(&[ALL], &keys);
+        let (same, similar) = case.train(&alone(), &keys);
+        assert!((loss - same).abs() < 1e-4, "{loss} and {same}");
+        assert_close(&similar, &gradients, 1e-5);
+        let (without, _) = case.train(&[ALL], &[]);
+        assert!((loss - without).abs() > 0.1, "there is no dropout");
+    }
+}
+
+/// The model as the search sees it. Without a cache it reads each hypothesis anew from its beginning.
+struct Speaker<'a> {
+    model: &'a Transformer,
+    source: Vec<Vec<i32>>,
+    cache: Option<Decoding<'a>>,
+    /// Without a cache: what each row has read, and whose it is.
+    read: Vec<(usize, Vec<i32>)>,
+    device: Device,
+}
+
+impl<'a> Speaker<'a> {
+    fn new(model: &'a Transformer, source: &[Vec<i32>], beam: usize, is_cached: bool) -> Self {
+        let device = Device::flex();
+        let longest = source.iter().map(Vec::len).max().unwrap();
+        let cache = is_cached.then(|| Decoding::new(model, &padded(source, longest, &device)));
+        let read = (0..source.len() * beam).map(|row| (row / beam, Vec::new())).collect();
+        Speaker { model, source: source.to_vec(), cache, read, device }
+    }
+}
+
+impl Continue for Speaker<'_> {
+    fn step(&mut self, tokens: &[u32], count: usize) -> Vec<Vec<(u32, f32)>> {
+        if let Some(cache) = &mut self.cache {
+            return best_of_rows(cache.step(tokens), count);
+        }
+        let mut best = Vec::new();
+        for ((sentence, read), &token) in self.read.iter_mut().zip(tokens) {
+            read.push(token as i32);
+            let source = padded(&self.source[*sentence..=*sentence], self.source[*sentence].len(), &self.device);
+            let hidden = self.model.hidden(&source, &padded(std::slice::from_ref(read), read.len(), &self.device), &[]);
+            let last = Tensor::<1, Int>::from_data([read.len() as i32 - 1], &self.device);
+            best.extend(best_of_rows(self.model.logits_at(hidden, last), count));
+        }
+        best
+    }
+
+    fn choose(&mut self, rows: &[usize], sentences: Option<&[usize]>) {
+        if let Some(cache) = &mut self.cache {
+            cache.choose(rows);
+            if let Some(sentences) = sentences {
+                cache.keep(sentences);
+            }
+        }
+        self.read = rows.iter().map(|&row| self.read[row].clone()).collect();
+    }
+}
+
+struct Search {
+    model: Transformer,
+    source: Vec<Vec<i32>>,
+}
+
+impl Search {
+    fn new() -> Self {
+        let (device, mut stream) = (Device::flex(), Stream(31));
+        let model = model(&config(&[]), &mut stream, &device, 0.5);
+        let lengths: Vec<usize> = stream.bytes(12).into_iter().map(|byte| 3 + usize::from(byte) % 10).collect();
+        Search { model, source: rows(&mut stream, &lengths) }
+    }
+
+    fn run(&self, beam: usize, length_penalty: f64, sentences: Range<usize>, is_cached: bool) -> Vec<Vec<Hypothesis>> {
+        let settings =
+            BeamSettings { beam, length_penalty, start: PAD as u32, end: END as u32, banned: Some(PAD as u32) };
+        let mut speaker = Speaker::new(&self.model, &self.source[sentences.clone()], beam, is_cached);
+        search(&mut speaker, &vec![LONGEST; sentences.len()], &settings)
+    }
+}
+
+#[test]
+fn the_search_finds_what_transformers_finds() {
+    let case = Search::new();
+    let mut lengths = std::collections::BTreeSet::new();
+    for Found { beam, length_penalty, best } in recorded().found {
+        let ours = case.run(beam, length_penalty, 0..case.source.len(), true);
+        assert_eq!(ours.len(), best.len());
+        for (ours, (tokens, score)) in ours.iter().zip(&best) {
+            assert_eq!(&ours[0].tokens, tokens, "beam {beam}, penalty {length_penalty}");
+            if let Some(score) = score {
+                assert!((ours[0].score - score).abs() < 1e-4, "{} and {score}", ours[0].score);
+            }
+            lengths.insert(tokens.len());
+        }
+    }
+    assert!(lengths.len() > 5, "all of the same length prove little: {lengths:?}");
+}
+
+#[test]
+fn with_a_cache_and_in_batches_the_search_finds_the_same() {
+    let case = Search::new();
+    let all = 0..case.source.len();
+    for beam in [1, 4] {
+        let batched = case.run(beam, 1.0, all.clone(), true);
+        assert_eq!(tokens(&batched), tokens(&case.run(beam, 1.0, all.clone(), false)), "without a cache");
+        let alone = all.clone().flat_map(|at| case.run(beam, 1.0, at..at + 1, true)).collect::<Vec<_>>();
+        assert_eq!(tokens(&batched), tokens(&alone), "one by one");
+        assert!(batched.iter().all(|hypotheses| hypotheses.len() == beam));
+        assert!(batched.iter().flatten().zip(alone.iter().flatten()).all(|(a, b)| (a.score - b.score).abs() < 1e-5));
+    }
+}
+
+#[test]
+fn a_beam_of_one_is_greedy() {
+    let case = Search::new();
+    let found = case.run(1, 1.0, 0..case.source.len(), true);
+    for (sentence, found) in found.iter().enumerate() {
+        let mut speaker = Speaker::new(&case.model, &case.source[sentence..=sentence], 1, false);
+        let (mut last, mut said) = (PAD as u32, Vec::new());
+        while said.len() < LONGEST {
+            let best = speaker.step(&[last], 2).remove(0);
+            last = best.iter().map(|(token, _)| *token).find(|&token| token != PAD as u32).unwrap();
+            if last == END as u32 {
+                break;
+            }
+            said.push(last);
+        }
+        assert_eq!(found[0].tokens, said);
+    }
+}
+
+fn tokens(found: &[Vec<Hypothesis>]) -> Vec<Vec<&[u32]>> {
+    found.iter().map(|hypotheses| hypotheses.iter().map(|hypothesis| &hypothesis.tokens[..]).collect()).collect()
+}
