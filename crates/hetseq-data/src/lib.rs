@@ -5,7 +5,7 @@
 //! update's samples is the business of `hetseq-balance`.
 //!
 //! Text takes a longer way: [`prep`] reads it, [`tokenize`] makes tokens of it, [`source`] keeps them in shards, and
-//! [`pretrain`] makes samples of those, which [`mask`] hides parts of.
+//! [`pretrain`] makes samples of those, which [`mask`] hides parts of, or [`translate`] pairs.
 //!
 //! Nothing here knows what a tensor, a network or a peer is. `plan` does no I/O, reads no clock and draws no unkeyed
 //! random number: every rank calls it with the same arguments and gets the same bits, so that the ranks never have to
@@ -35,6 +35,7 @@ pub mod prep;
 pub mod pretrain;
 pub mod source;
 pub mod tokenize;
+pub mod translate;
 
 pub use augment::Augment;
 pub use augment::resample::{Normal, resample};
@@ -47,3 +48,4 @@ pub use pretrain::{PretrainBatch, PretrainConfig, PretrainData};
 pub use source::corpus::CorpusSplit;
 pub use source::picture::Picture;
 pub use source::{Images, LabelledImages};
+pub use translate::{ParallelData, Special, TranslateBatch, TranslateTokenizer};

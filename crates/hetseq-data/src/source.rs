@@ -8,6 +8,7 @@ pub mod digits;
 pub mod folder;
 pub mod hdf5;
 pub mod idx;
+pub mod pairs;
 pub mod picture;
 pub mod rows;
 pub mod text;

@@ -1,21 +1,31 @@
-//! Sentences to token ids, as `BertTokenizerFast` makes them, and the vocabulary that they come from.
+//! Sentences to token ids, and the vocabulary that they come from.
 //!
+//! For BERT, as `BertTokenizerFast` makes them:
 //! [`train`] makes a WordPiece vocabulary from word counts, [`Tokenizer`] holds it, reads and writes it in the files that
 //! Hugging Face's libraries know, and its [`Encoder`] applies it. [`Vocabulary`] is what masking needs to know of it.
 //! The rules themselves (normalising, splitting, matching) are those of the `tokenizers` crate; what is ours is a short
 //! cut for plain ASCII and a memory of words already seen, which makes them ten times as fast.
 //!
-//! Text is only text: `[SEP]` in a document is a bracket, a word and a bracket, never the token.
+//! For translation, where ids must become text again, [`Subwords`]: byte pair encoding ([`train_merges`]) or a unigram model
+//! ([`train_unigram`]) of words that begin with the space before them.
+//!
+//! Text is only text: `[SEP]` in a document is a bracket, a word and a bracket, never the token; so is `</s>`.
 
 mod encoder;
+mod spaced;
+mod subwords;
 mod tokenizer;
 mod training;
+mod unigram;
 mod vocabulary;
 mod words;
 
 pub use encoder::Encoder;
+pub use spaced::each_stretch;
+pub use subwords::{Special, SubwordEncoder, Subwords};
 pub use tokenizer::{CONFIG_FILE, TOKENIZER_FILE, Tokenizer, VOCABULARY_FILE};
-pub use training::{TrainOptions, train};
+pub use training::{Merges, TrainOptions, train, train_merges};
+pub use unigram::train_unigram;
 pub use vocabulary::{SpecialTokens, Vocabulary};
 pub use words::{BertWords, WordCounts};
 

@@ -18,6 +18,31 @@ pub enum CorpusError {
     #[error("{} is not text (it has zero bytes); leave it out, or unpack it first", .path.display())]
     NotText { path: PathBuf },
 
+    #[error("{source_files} source files but {target_files} target files; give as many of both, in the same order")]
+    UnequalFiles { source_files: usize, target_files: usize },
+
+    #[error(
+        "{} has {source_lines} lines but {} has {target_lines}; line n of one must be the translation of line n of the \
+         other: find where they part, or get them again",
+        .source_path.display(),
+        .target_path.display()
+    )]
+    UnequalLines { source_path: PathBuf, source_lines: u64, target_path: PathBuf, target_lines: u64 },
+
+    #[error("{} has no lines; give a file with text, or leave it out on both sides", .path.display())]
+    EmptyFile { path: PathBuf },
+
+    #[error(
+        "no pair is left of {read} in {}: {dropped}; check that the files belong together, or relax --min-length, --max-length or \
+         --max-ratio",
+        .files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoPairLeft { files: Vec<PathBuf>, read: u64, dropped: String },
+
+    /// In text of which no line may be lost or changed.
+    #[error("{}, line {line}: {problem}; mend the line, or convert the file to UTF-8 (`iconv`)", .path.display())]
+    BadLine { path: PathBuf, line: usize, problem: &'static str },
+
     #[error("{name}: {problem}")]
     BadSetting { name: &'static str, problem: String },
 
@@ -38,15 +63,15 @@ pub enum CorpusError {
     NotEmpty { dir: PathBuf, file: String },
 
     #[error(
-        "{} is not a finished preparation of text: there is no {file}; run the same `hetseq prep bert` again, it \
-         goes on where it stopped",
+        "{} is not a finished preparation of text: there is no {file}; run the same `hetseq prep` again, it goes on \
+         where it stopped",
         .dir.display()
     )]
     Unfinished { dir: PathBuf, file: &'static str },
 
     #[error(
-        "there is no directory {}; set the data path to one that `hetseq prep bert` wrote, or that holds HDF5 shards in \
-         NVIDIA's layout",
+        "there is no directory {}; set the data path to one that `hetseq prep` wrote, or, for BERT, that holds HDF5 \
+         shards in NVIDIA's layout",
         .dir.display()
     )]
     NoDirectory { dir: PathBuf },

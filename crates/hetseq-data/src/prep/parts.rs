@@ -1,62 +1,24 @@
-//! Parts of the input on their way to shards, and the record of those that are finished.
+//! Parts of the input on their way to shards.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use fs_err as fs;
 use hetseq_random::Key;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
-use super::PARTS_DIR;
 use super::chunks::{Chunk, ChunkEnd};
+use super::directory::{Part, record};
 use super::settings::{Hdf5Settings, PrepFormat, PrepSettings};
 use crate::error::DataError;
 use crate::mask::Masking;
 use crate::pretrain::{PretrainConfig, TextSamples};
-use crate::source::bytes::write_whole;
-use crate::source::corpus::{CorpusSplit, ShardEntry, TextCorpus, TextCounts};
+use crate::source::corpus::{CorpusSplit, Counts, ShardEntry, TextCorpus, TextCounts};
 use crate::source::hdf5::Hdf5Rows;
+use crate::source::text::Document;
 use crate::source::tokens::{EncodedDocuments, ShardBuilder};
 use crate::tokenize::Tokenizer;
 
 /// Of a document, to be kept: one token cannot be two segments.
 const LEAST_TOKENS: usize = 2;
-
-/// A part whose shards are written.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Part {
-    /// Of the input (0) or the held-out input (1).
-    pub(super) group: usize,
-    /// The first document after it.
-    pub(super) next_document: u64,
-    pub(super) ends_group: bool,
-    pub(super) train: TextCounts,
-    pub(super) valid: TextCounts,
-    pub(super) shards: Vec<ShardEntry>,
-}
-
-/// The parts that are finished, in order; the first of which anything is missing ends them.
-pub(super) fn finished(dir: &Path) -> Result<Vec<Part>, DataError> {
-    let parts_dir = dir.join(PARTS_DIR);
-    fs::create_dir_all(&parts_dir).map_err(|reason| DataError::Io { path: parts_dir.clone(), reason })?;
-    let mut parts = Vec::new();
-    while let Ok(bytes) = fs::read(record_path(dir, parts.len())) {
-        let Ok(part) = serde_json::from_slice::<Part>(&bytes) else { break };
-        let is_there = |shard: &ShardEntry| {
-            fs::metadata(dir.join(&shard.file)).is_ok_and(|metadata| metadata.len() == shard.bytes)
-        };
-        if !part.shards.iter().all(is_there) {
-            break;
-        }
-        parts.push(part);
-    }
-    Ok(parts)
-}
-
-fn record_path(dir: &Path, part: usize) -> std::path::PathBuf {
-    dir.join(PARTS_DIR).join(format!("{part:05}.json"))
-}
 
 /// A chunk's documents by split, with counts.
 pub(super) type EncodedChunk = [(EncodedDocuments, TextCounts); 2];
@@ -66,12 +28,12 @@ pub(super) fn encode_chunk(
     settings: &PrepSettings,
     tokenizer: &Tokenizer,
     group: usize,
-    chunk: &Chunk,
+    chunk: &Chunk<Document>,
 ) -> Result<EncodedChunk, DataError> {
     let mut encoded = EncodedChunk::default();
     let mut encoder = tokenizer.encoder();
     let unknown_id = tokenizer.vocabulary().special.unk;
-    for (number, document) in (chunk.first..).zip(&chunk.documents) {
+    for (number, document) in (chunk.first..).zip(&chunk.items) {
         let (documents, counts) = &mut encoded[settings.split(group, number) as usize];
         let (ids_before, sentences_before) = (documents.ids.len(), documents.sentence_ends.len());
         let mut result = Ok(());
@@ -118,7 +80,7 @@ impl<'a> PartWriter<'a> {
     }
 
     /// The chunk after the last. Returns the part that it ends, if it does.
-    pub(super) fn take(&mut self, end: ChunkEnd, encoded: EncodedChunk) -> Result<Option<Part>, DataError> {
+    pub(super) fn take(&mut self, end: ChunkEnd, encoded: EncodedChunk) -> Result<Option<Part<TextCounts>>, DataError> {
         for (at, (documents, counts)) in encoded.iter().enumerate() {
             self.builders[at].append(documents);
             self.counts[at].add(counts);
@@ -136,12 +98,9 @@ impl<'a> PartWriter<'a> {
                 PrepFormat::Hdf5(hdf5) => shards.extend(self.write_hdf5(split, builder, hdf5)?),
             }
         }
-        let (group, next_document, ends_group) = (self.group, end.next_document, end.ends_text);
-        let part = Part { group, next_document, ends_group, train, valid, shards };
-        let path = record_path(&self.settings.output, self.part);
-        let record =
-            serde_json::to_vec(&part).map_err(|reason| DataError::Io { path: path.clone(), reason: reason.into() })?;
-        write_whole(&path, |file| file.write_all(&record))?;
+        let (group, next_item, ends_group) = (self.group, end.next_item, end.ends_text);
+        let part = Part { group, next_item, ends_group, train, valid, shards };
+        record(&self.settings.output, self.part, &part)?;
         self.part += 1;
         Ok(Some(part))
     }

@@ -1,11 +1,11 @@
-//! What can be set, and how two settings differ.
+//! What can be set.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use fs_err as fs;
 use hetseq_random::Key;
 use serde_json::{Value, json};
 
+use super::directory::{content_hash, inputs};
 use crate::error::{CorpusError, DataError};
 use crate::source::corpus::{CorpusSplit, Manifest};
 use crate::source::text::{SentenceStyle, TextFile};
@@ -150,40 +150,6 @@ impl PrepSettings {
     }
 }
 
-fn inputs(files: &[TextFile]) -> Result<Value, DataError> {
-    let mut hasher = blake3::Hasher::new();
-    for file in files {
-        hasher.update(file.identity()?.as_bytes());
-    }
-    let bytes: u64 = files.iter().map(|file| file.bytes).sum();
-    Ok(json!({ "files": files.len(), "bytes": bytes, "identity": hasher.finalize().to_hex()[..16] }))
-}
-
-fn content_hash(path: &Path) -> Result<String, DataError> {
-    let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
-    Ok(blake3::hash(&bytes).to_hex()[..16].to_owned())
-}
-
-/// What differs between two records, each as `name: that there, this here`.
-pub(super) fn differences(there: &Value, here: &Value) -> Vec<String> {
-    fn compare(name: &str, there: &Value, here: &Value, found: &mut Vec<String>) {
-        if let (Value::Object(old), Value::Object(new)) = (there, here) {
-            let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
-            keys.sort();
-            keys.dedup();
-            for key in keys {
-                let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
-                compare(&name, old.get(key).unwrap_or(&Value::Null), new.get(key).unwrap_or(&Value::Null), found);
-            }
-        } else if there != here {
-            found.push(format!("{name}: {there} there, {here} here"));
-        }
-    }
-    let mut found = Vec::new();
-    compare("", there, here, &mut found);
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,13 +178,6 @@ mod tests {
         assert!((0..1000).all(|d| settings(0.0).split(0, d) == CorpusSplit::Train));
         assert!((0..20).any(|d| settings(0.05).split(0, d) == CorpusSplit::Valid), "one of the first twenty");
         assert_eq!(settings(0.0).split(1, 5), CorpusSplit::Valid);
-    }
-
-    #[test]
-    fn differences_are_named() {
-        let (old, new) = (json!({ "a": 1, "b": { "c": 2, "d": 3 } }), json!({ "a": 1, "b": { "c": 4 }, "e": null }));
-        assert_eq!(differences(&old, &new), ["b.c: 2 there, 4 here", "b.d: 3 there, null here"]);
-        assert_eq!(differences(&old, &old), [] as [&str; 0]);
     }
 
     #[test]

@@ -8,11 +8,11 @@ use super::chunks::{Chunk, ChunkLimits, for_each_chunk};
 use super::settings::{PrepSettings, VocabularySource};
 use crate::error::DataError;
 use crate::source::corpus::CorpusSplit;
-use crate::source::text::{Documents, TextFile};
+use crate::source::text::{Document, Documents, TextFile};
 use crate::tokenize::{BertWords, TOKENIZER_FILE, Tokenizer, TrainOptions, WordCounts, train};
 
 /// Different words that are counted; beyond, the rarer half is forgotten. About 200 MB.
-const MOST_WORDS: usize = 1 << 21;
+pub(super) const MOST_WORDS: usize = 1 << 21;
 
 /// None if it was stopped.
 pub(super) fn obtain(
@@ -47,9 +47,9 @@ fn count(
     watch.begin("counting words", files.iter().map(|file| file.bytes).sum());
     let read = Arc::new(AtomicU64::new(0));
     let documents = Documents::new(files.to_vec(), settings.sentences, read.clone());
-    let work = |chunk: &Chunk| {
+    let work = |chunk: &Chunk<Document>| {
         let (mut counts, mut buffer) = (WordCounts::default(), String::new());
-        for (number, document) in (chunk.first..).zip(&chunk.documents) {
+        for (number, document) in (chunk.first..).zip(&chunk.items) {
             if settings.split(0, number) == CorpusSplit::Train {
                 counts.count(words, &document.text, &mut buffer);
             }

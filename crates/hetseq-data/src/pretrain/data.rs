@@ -10,7 +10,7 @@ use super::stored::{StoredSamples, has_shards};
 use super::text::TextSamples;
 use crate::error::DataError;
 use crate::plan::Costs;
-use crate::source::corpus::{CorpusSplit, Manifest, TextCorpus};
+use crate::source::corpus::{CorpusSplit, Manifest, TextCorpus, TextCounts};
 
 /// Samples of one split.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub enum PretrainData {
 impl PretrainData {
     /// Opens what is in a directory: a corpus of `hetseq prep bert`, or shards in NVIDIA's layout.
     pub fn open(dir: &Path, split: CorpusSplit, config: &PretrainConfig) -> Result<Self, DataError> {
-        let is_compact = match Manifest::read(dir)? {
+        let is_compact = match Manifest::<TextCounts>::read(dir)? {
             Some(manifest) => manifest.format == Manifest::COMPACT,
             // An unfinished or empty directory is best explained by what it most likely should have been.
             None => !has_shards(dir),

@@ -148,6 +148,14 @@ impl IdWidth {
         }
     }
 
+    /// The ids of a packed part.
+    pub(crate) fn iter(self, packed: &[u8]) -> impl Iterator<Item = u32> {
+        packed.chunks_exact(self.bytes()).map(|id| match id {
+            &[a, b] => u32::from(u16::from_le_bytes([a, b])),
+            _ => u32_at(id, 0),
+        })
+    }
+
     /// Appends the ids of a packed part to `out`.
     pub(crate) fn unpack(self, packed: &[u8], out: &mut Vec<u32>) {
         match self {

@@ -1,4 +1,4 @@
-//! A corpus that `hetseq prep bert` has prepared: a directory with a tokenizer, shards, and `corpus.json`, which lists them.
+//! A corpus that `hetseq prep` has prepared: a directory with a tokenizer, shards, and `corpus.json`, which lists them.
 //!
 //! `corpus.json` is written last: without it the directory is not finished. [`TextCorpus`] is the memory-mapped form, to be
 //! sampled by [`pretrain`](crate::pretrain); shards in NVIDIA's layout are read without this file, as those of others are.
@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::bytes::write_whole;
@@ -45,8 +46,22 @@ pub struct TextCounts {
     pub unknown: u64,
 }
 
-impl TextCounts {
-    pub fn add(&mut self, other: &TextCounts) {
+/// What a corpus holds, in numbers. It tells kinds of corpora apart.
+pub trait Counts: Clone + Default + PartialEq + Serialize + DeserializeOwned {
+    /// What their manifests call themselves.
+    const FORMATS: &[&str];
+    /// What they are, to those who find another kind.
+    const WHAT: &str;
+
+    /// What comes after it in the text.
+    fn add(&mut self, other: &Self);
+}
+
+impl Counts for TextCounts {
+    const FORMATS: &[&str] = &[Manifest::COMPACT, Manifest::HDF5];
+    const WHAT: &str = "text for BERT, as `hetseq prep bert` writes it";
+
+    fn add(&mut self, other: &TextCounts) {
         self.documents += other.documents;
         self.sentences += other.sentences;
         self.tokens += other.tokens;
@@ -60,20 +75,20 @@ pub struct ShardEntry {
     pub split: CorpusSplit,
     pub file: String,
     pub bytes: u64,
-    /// In the memory-mapped form documents, in NVIDIA's layout rows.
+    /// In the memory-mapped form documents or pairs, in NVIDIA's layout rows.
     pub entries: u64,
 }
 
 /// `corpus.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct Manifest<C = TextCounts> {
     pub version: u32,
-    /// [`Manifest::COMPACT`] or [`Manifest::HDF5`].
+    /// One of [`Counts::FORMATS`].
     pub format: String,
-    /// How many ids the vocabulary has.
+    /// How many ids the vocabulary has, or the larger one of two.
     pub vocabulary: usize,
-    pub train: TextCounts,
-    pub valid: TextCounts,
+    pub train: C,
+    pub valid: C,
     pub shards: Vec<ShardEntry>,
     /// What it was prepared with and from.
     pub settings: serde_json::Value,
@@ -84,7 +99,9 @@ impl Manifest {
     pub const COMPACT: &str = "compact";
     /// NVIDIA's layout.
     pub const HDF5: &str = "hdf5";
+}
 
+impl<C: Counts> Manifest<C> {
     pub fn new(format: &str, vocabulary: usize, settings: serde_json::Value) -> Self {
         let (train, valid) = Default::default();
         let format = format.to_owned();
@@ -93,17 +110,22 @@ impl Manifest {
 
     /// None if there is none: the preparation is not finished.
     pub fn read(dir: &Path) -> Result<Option<Self>, DataError> {
-        let path = dir.join(MANIFEST_FILE);
-        if !path.exists() {
-            return Ok(None);
+        let Some(json) = read_json(dir)? else { return Ok(None) };
+        let damaged =
+            |problem: String| CorpusError::Damaged { path: dir.join(MANIFEST_FILE), field: MANIFEST_FILE, problem };
+        let version = &json["version"];
+        if *version != MANIFEST_VERSION {
+            return Err(
+                damaged(format!("it is of version {version}, and this program knows {MANIFEST_VERSION}")).into()
+            );
         }
-        let bytes = fs::read(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
-        let damaged = |problem: String| CorpusError::Damaged { path: path.clone(), field: "corpus.json", problem };
-        let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?;
-        if manifest.version != MANIFEST_VERSION {
-            let problem = format!("it is of version {}, and this program knows {MANIFEST_VERSION}", manifest.version);
-            return Err(damaged(problem).into());
+        let format = json["format"].as_str().unwrap_or("unknown");
+        if !C::FORMATS.contains(&format) {
+            let (path, expected, found) =
+                (dir.to_owned(), C::WHAT.to_owned(), format!("a corpus of the kind `{format}`"));
+            return Err(DataError::WrongKind { path, expected, found });
         }
+        let manifest = serde_json::from_value(json).map_err(|reason| damaged(reason.to_string()))?;
         Ok(Some(manifest))
     }
 
@@ -114,6 +136,28 @@ impl Manifest {
         text.push('\n');
         write_whole(&path, |file| file.write_all(text.as_bytes()))
     }
+
+    pub fn counts(&self, split: CorpusSplit) -> &C {
+        match split {
+            CorpusSplit::Train => &self.train,
+            CorpusSplit::Valid => &self.valid,
+        }
+    }
+}
+
+/// Which kind of corpus a directory holds: a `format` of its manifest. None if there is no manifest.
+pub fn format(dir: &Path) -> Result<Option<String>, DataError> {
+    Ok(read_json(dir)?.and_then(|json| Some(json["format"].as_str()?.to_owned())))
+}
+
+fn read_json(dir: &Path) -> Result<Option<serde_json::Value>, DataError> {
+    let path = dir.join(MANIFEST_FILE);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let bytes = fs::read(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
+    let damaged = |problem: String| CorpusError::Damaged { path: path.clone(), field: MANIFEST_FILE, problem };
+    Ok(Some(serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?))
 }
 
 /// The memory-mapped form of one split.
@@ -130,8 +174,8 @@ impl TextCorpus {
         if !dir.is_dir() {
             return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
         }
-        let manifest =
-            Manifest::read(dir)?.ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
+        let manifest = Manifest::<TextCounts>::read(dir)?
+            .ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
         let vocabulary = Tokenizer::read_json(&dir.join(TOKENIZER_FILE))?.vocabulary().clone();
         let mut shards = Vec::new();
         for entry in manifest.shards.iter().filter(|entry| entry.split == split) {

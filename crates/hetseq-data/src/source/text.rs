@@ -3,6 +3,9 @@
 //! [`find`] lists the files in an order that is the same everywhere, [`Documents`] streams what they hold, and
 //! [`sentences`](Document::sentences) takes a document apart. Nothing here is random, and nothing but one document at a
 //! time is in memory. Tokens are [`tokenize`](crate::tokenize)'s business. Called by [`prep`](crate::prep).
+//! [`read_lines`] is for text whose lines stand beside those of another file, such as translations.
+//!
+//! Where line n of one file is the translation of line n of another, [`ParallelLines`] reads both.
 //!
 //! What a document is:
 //! - by default, a block of lines between blank lines;
@@ -12,9 +15,13 @@
 
 mod documents;
 mod files;
+mod lines;
+mod parallel;
 mod sentences;
 mod style;
 
 pub use documents::{Document, Documents};
 pub use files::{TextFile, find};
+pub use lines::{Lines, read_lines};
+pub use parallel::{LinePair, ParallelLines};
 pub use style::SentenceStyle;

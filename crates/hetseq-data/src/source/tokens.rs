@@ -17,7 +17,8 @@
 //! | sentence ends | `u32` per sentence: the number of tokens up to its end |
 //! | document ends | `u32` per document: the number of sentences up to its end |
 //!
-//! No sentence and no document is empty. [`prep`](crate::prep) writes shards, [`pretrain`](crate::pretrain) samples them.
+//! No sentence and no document is empty. For translation a document is a pair, and its two sentences the two sides.
+//! [`prep`](crate::prep) writes shards, [`pretrain`](crate::pretrain) samples them, [`translate`](crate::translate) reads them.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -241,10 +242,18 @@ impl TokenShard {
 
     /// Appends the ids of these tokens; of those that exist.
     pub fn ids(&self, tokens: Range<usize>, ids: &mut Vec<u32>) {
+        self.width.unpack(self.packed(tokens), ids);
+    }
+
+    /// The ids of these tokens, one after the other; of those that exist.
+    pub fn iter(&self, tokens: Range<usize>) -> impl Iterator<Item = u32> {
+        self.width.iter(self.packed(tokens))
+    }
+
+    fn packed(&self, tokens: Range<usize>) -> &[u8] {
         let width = self.width.bytes();
         let count = tokens.end.min(self.tokens).saturating_sub(tokens.start);
-        let packed = part(&self.bytes, HEADER_BYTES + tokens.start * width, count, width).unwrap_or_default();
-        self.width.unpack(packed, ids);
+        part(&self.bytes, HEADER_BYTES + tokens.start * width, count, width).unwrap_or_default()
     }
 
     /// The number of tokens up to the end of a sentence.

@@ -12,19 +12,44 @@ use crate::tokenize::tokenizer::TOKENIZER_FILE;
 /// When so many runs of text are remembered, all are forgotten: it bounds the memory, and the frequent ones soon return.
 const REMEMBERED_RUNS: usize = 1 << 18;
 
+/// The ids of runs of text that were seen before.
+#[derive(Default)]
+pub(super) struct SeenRuns {
+    /// Where the ids of a run are in `ids`.
+    places: HashMap<Box<str>, (u32, u32)>,
+    ids: Vec<u32>,
+}
+
+impl SeenRuns {
+    /// Appends the ids of a run, if it was seen.
+    pub(super) fn recall(&self, run: &str, ids: &mut Vec<u32>) -> bool {
+        let Some(&(start, end)) = self.places.get(run) else { return false };
+        ids.extend_from_slice(&self.ids[start as usize..end as usize]);
+        true
+    }
+
+    pub(super) fn remember(&mut self, run: &str, ids: &[u32]) {
+        if self.places.len() >= REMEMBERED_RUNS {
+            self.places.clear();
+            self.ids.clear();
+        }
+        let place = (self.ids.len() as u32, (self.ids.len() + ids.len()) as u32);
+        self.ids.extend_from_slice(ids);
+        self.places.insert(run.into(), place);
+    }
+}
+
 /// Gives the ids that `BertTokenizerFast` gives, with two readings of its own: `<unk>`, for which corpora leave out a
 /// word, is the unknown token, and `@-@`, `@,@` and `@.@`, as WikiText writes them, are the characters they stand for.
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// Where the ids of a run are in `ids`.
-    remembered: HashMap<Box<str>, (u32, u32)>,
-    ids: Vec<u32>,
+    seen: SeenRuns,
     buffer: String,
 }
 
 impl<'a> Encoder<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Encoder { tokenizer, remembered: HashMap::new(), ids: Vec::new(), buffer: String::new() }
+        Encoder { tokenizer, seen: SeenRuns::default(), buffer: String::new() }
     }
 
     /// Appends the ids of a sentence, without special tokens around it.
@@ -48,8 +73,7 @@ impl<'a> Encoder<'a> {
         model: &impl Model,
         ids: &mut Vec<u32>,
     ) -> Result<(), DataError> {
-        if let Some(&(start, end)) = self.remembered.get(run) {
-            ids.extend_from_slice(&self.ids[start as usize..end as usize]);
+        if self.seen.recall(run, ids) {
             return Ok(());
         }
         let start = ids.len();
@@ -63,13 +87,7 @@ impl<'a> Encoder<'a> {
             });
             result?;
         }
-        if self.remembered.len() >= REMEMBERED_RUNS {
-            self.remembered.clear();
-            self.ids.clear();
-        }
-        let place = (self.ids.len() as u32, (self.ids.len() + ids.len() - start) as u32);
-        self.ids.extend_from_slice(&ids[start..]);
-        self.remembered.insert(run.into(), place);
+        self.seen.remember(run, &ids[start..]);
         Ok(())
     }
 }

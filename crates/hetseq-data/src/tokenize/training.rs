@@ -1,7 +1,9 @@
-//! Training a WordPiece vocabulary: from letters upwards, the most frequent pair of neighbours becomes a piece.
+//! Training a vocabulary by joining: from letters upwards, the most frequent pair of neighbours becomes a piece.
 //!
-//! The same algorithm as the trainer of the `tokenizers` crate, and the same vocabulary in a test. Ours is here because
-//! that one numbers letters by the order of a hash map, which differs from run to run, and counts in 32 bits.
+//! [`train`] makes a WordPiece vocabulary, [`train_merges`] one of byte pair encoding; they differ in how a word is spelt
+//! in letters, and in whether the joins themselves are of use. The same algorithm as the trainers of the `tokenizers`
+//! crate, and the same vocabularies in tests. Ours is here because those number letters by the order of a hash map, which
+//! differs from run to run, and count in 32 bits.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -14,7 +16,7 @@ pub struct TrainOptions {
     pub size: usize,
     /// A pair that occurs less often does not become a piece.
     pub least_count: u64,
-    /// At most so many letters; words with others will be unknown.
+    /// At most so many letters; others will be unknown.
     pub most_letters: usize,
 }
 
@@ -23,7 +25,25 @@ impl TrainOptions {
     pub fn of_size(size: usize) -> Self {
         TrainOptions { size, least_count: 2, most_letters: 1000.min(size / 8).max(26) }
     }
+
+    /// For pieces of whole lines: scripts of thousands of letters have room, since a letter that is missing is text lost.
+    pub fn of_subwords(size: usize) -> Self {
+        TrainOptions { size, least_count: 2, most_letters: (size / 4).max(26) }
+    }
 }
+
+/// How words are spelt.
+#[derive(Debug, Clone, Copy)]
+struct Spelling {
+    /// The first tokens.
+    special: &'static [&'static str],
+    /// What a letter that is not the first of its word begins with.
+    continuation: &'static str,
+    /// A word with a letter too many is unknown as a whole, so there is nothing to learn from it; else only that letter is.
+    is_whole: bool,
+}
+
+const WORD_PIECE: Spelling = Spelling { special: &SPECIAL_TOKENS, continuation: CONTINUATION, is_whole: true };
 
 type Pair = (u32, u32);
 
@@ -32,8 +52,30 @@ type Pair = (u32, u32);
 /// `words` are the words of the corpus with their counts, each once; their order does not matter. It is smaller than
 /// asked for if no pair is left that occurs often enough.
 pub fn train(words: &[(Box<str>, u64)], options: &TrainOptions) -> Vec<String> {
-    let mut pieces = Pieces::new(words, options.most_letters);
+    join(words, options, &WORD_PIECE).0.names
+}
+
+/// Tokens in the order of their ids, and the joins that make them, first to last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Merges {
+    pub tokens: Vec<String>,
+    pub joins: Vec<(String, String)>,
+}
+
+/// A vocabulary of byte pair encoding: `special` tokens, letters, then pieces as they were found. Of its words and its size
+/// the same is true as of [`train`]'s.
+pub fn train_merges(words: &[(Box<str>, u64)], options: &TrainOptions, special: &'static [&'static str]) -> Merges {
+    let spelling = Spelling { special, continuation: "", is_whole: false };
+    let (pieces, joins) = join(words, options, &spelling);
+    let name = |id: u32| pieces.names[id as usize].clone();
+    let joins = joins.into_iter().map(|(left, right)| (name(left), name(right))).collect();
+    Merges { joins, tokens: pieces.names }
+}
+
+fn join(words: &[(Box<str>, u64)], options: &TrainOptions, spelling: &Spelling) -> (Pieces, Vec<Pair>) {
+    let mut pieces = Pieces::new(words, options.most_letters, spelling);
     let mut text = Corpus::new(words, &pieces);
+    let mut joins = Vec::new();
     let mut queue: BinaryHeap<(u64, Reverse<Pair>)> =
         text.pairs.iter().map(|(&pair, uses)| (uses.count, Reverse(pair))).collect();
     while pieces.names.len() < options.size {
@@ -50,38 +92,45 @@ pub fn train(words: &[(Box<str>, u64)], options: &TrainOptions) -> Vec<String> {
             break;
         }
         let piece = pieces.join(pair);
+        joins.push(pair);
         for risen in text.merge(pair, piece) {
             queue.push((text.pairs.get(&risen).map_or(0, |uses| uses.count), Reverse(risen)));
         }
     }
-    pieces.names
+    (pieces, joins)
+}
+
+/// The most frequent letters of words, in the order of the alphabet.
+pub(super) fn letters(words: &[(Box<str>, u64)], most: usize) -> Vec<char> {
+    let mut counts: HashMap<char, u64> = HashMap::new();
+    for (word, count) in words {
+        word.chars().for_each(|letter| *counts.entry(letter).or_default() += count);
+    }
+    let mut letters: Vec<(char, u64)> = counts.into_iter().collect();
+    letters.sort_unstable_by_key(|&(letter, count)| (Reverse(count), letter));
+    letters.truncate(most);
+    let mut letters: Vec<char> = letters.into_iter().map(|(letter, _)| letter).collect();
+    letters.sort_unstable();
+    letters
 }
 
 /// Tokens and their ids.
 struct Pieces {
     names: Vec<String>,
     ids: HashMap<String, u32>,
+    spelling: Spelling,
 }
 
 impl Pieces {
-    fn new(words: &[(Box<str>, u64)], most_letters: usize) -> Self {
-        let mut counts: HashMap<char, u64> = HashMap::new();
-        for (word, count) in words {
-            word.chars().for_each(|letter| *counts.entry(letter).or_default() += count);
-        }
-        let mut letters: Vec<(char, u64)> = counts.into_iter().collect();
-        letters.sort_unstable_by_key(|&(letter, count)| (Reverse(count), letter));
-        letters.truncate(most_letters);
-        letters.sort_unstable();
-
-        let mut pieces = Pieces { names: Vec::new(), ids: HashMap::new() };
-        SPECIAL_TOKENS.iter().for_each(|token| pieces.add((*token).to_owned()));
-        letters.iter().for_each(|(letter, _)| pieces.add(letter.to_string()));
-        let mut inner: Vec<char> =
-            words.iter().filter(|(word, _)| pieces.spells(word)).flat_map(|(word, _)| word.chars().skip(1)).collect();
+    fn new(words: &[(Box<str>, u64)], most_letters: usize, spelling: &Spelling) -> Self {
+        let mut pieces = Pieces { names: Vec::new(), ids: HashMap::new(), spelling: *spelling };
+        spelling.special.iter().for_each(|token| pieces.add((*token).to_owned()));
+        letters(words, most_letters).iter().for_each(|letter| pieces.add(letter.to_string()));
+        let stretches = words.iter().flat_map(|(word, _)| pieces.spelt(word));
+        let mut inner: Vec<char> = stretches.flat_map(|stretch| stretch.chars().skip(1)).collect();
         inner.sort_unstable();
         inner.dedup();
-        inner.into_iter().for_each(|letter| pieces.add(format!("{CONTINUATION}{letter}")));
+        inner.into_iter().for_each(|letter| pieces.add(format!("{}{letter}", spelling.continuation)));
         pieces
     }
 
@@ -92,16 +141,23 @@ impl Pieces {
         }
     }
 
-    /// Whether all letters of a word are known; else the word is unknown whatever pieces there are.
-    fn spells(&self, word: &str) -> bool {
-        let mut buffer = [0; 4];
-        word.chars().all(|letter| self.ids.contains_key(letter.encode_utf8(&mut buffer) as &str))
+    fn knows(&self, letter: char) -> bool {
+        self.ids.contains_key(letter.encode_utf8(&mut [0; 4]) as &str)
+    }
+
+    /// The stretches of a word that there is something to learn from.
+    fn spelt<'w>(&self, word: &'w str) -> impl Iterator<Item = &'w str> {
+        let is_known = word.chars().all(|letter| self.knows(letter));
+        let whole = is_known.then_some(word);
+        let cut = (!is_known && !self.spelling.is_whole).then(|| known_stretches(word, |letter| self.knows(letter)));
+        whole.into_iter().chain(cut.into_iter().flatten())
     }
 
     /// The id of two pieces in one. Two ways can lead to one piece.
     fn join(&mut self, (left, right): Pair) -> u32 {
         let right = &self.names[right as usize];
-        let name = format!("{}{}", self.names[left as usize], right.strip_prefix(CONTINUATION).unwrap_or(right));
+        let right = right.strip_prefix(self.spelling.continuation).unwrap_or(right);
+        let name = format!("{}{right}", self.names[left as usize]);
         self.add(name.clone());
         self.ids[&name]
     }
@@ -124,10 +180,10 @@ impl Corpus {
     fn new(words: &[(Box<str>, u64)], pieces: &Pieces) -> Self {
         let letter_id = |(at, letter): (usize, char)| match at {
             0 => pieces.ids[letter.encode_utf8(&mut [0; 4]) as &str],
-            _ => pieces.ids[format!("{CONTINUATION}{letter}").as_str()],
+            _ => pieces.ids[format!("{}{letter}", pieces.spelling.continuation).as_str()],
         };
-        let words = words.iter().filter(|(word, _)| pieces.spells(word));
-        let words = words.map(|(word, count)| (word.chars().enumerate().map(letter_id).collect(), *count)).collect();
+        let stretches = words.iter().flat_map(|(word, count)| pieces.spelt(word).map(move |stretch| (stretch, *count)));
+        let words = stretches.map(|(word, count)| (word.chars().enumerate().map(letter_id).collect(), count)).collect();
         let mut corpus = Corpus { words, pairs: HashMap::new() };
         for (at, (letters, count)) in corpus.words.iter().enumerate() {
             for pair in letters.windows(2) {
@@ -174,6 +230,11 @@ impl Corpus {
     }
 }
 
+/// What is left of a word between letters that are not known.
+pub(super) fn known_stretches(word: &str, is_known: impl Fn(char) -> bool) -> Vec<&str> {
+    word.split(|letter| !is_known(letter)).filter(|stretch| !stretch.is_empty()).collect()
+}
+
 /// From the left, so that `aaa` has one `aa` and not two.
 fn replace(letters: &mut Vec<u32>, (left, right): Pair, piece: u32) {
     let mut kept = 0;
@@ -190,6 +251,7 @@ fn replace(letters: &mut Vec<u32>, (left, right): Pair, piece: u32) {
 #[cfg(test)]
 mod tests {
     use hetseq_random::Key;
+    use tokenizers::models::bpe::{BPE, BpeTrainer};
     use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
     use tokenizers::{AddedToken, Model, Trainer};
 
@@ -214,7 +276,7 @@ mod tests {
 
     /// The crate's trainer, made repeatable by telling it all letters beforehand.
     fn reference(words: &[(Box<str>, u64)], options: &TrainOptions) -> Vec<String> {
-        let letters = Pieces::new(words, options.most_letters).names;
+        let letters = Pieces::new(words, options.most_letters, &WORD_PIECE).names;
         let special = letters.into_iter().map(|token| AddedToken::from(token, true)).collect();
         let mut trainer = WordPieceTrainer::builder()
             .vocab_size(options.size)
@@ -235,6 +297,49 @@ mod tests {
             let (words, options) = (words(seed, kinds), TrainOptions { least_count: 2, ..TrainOptions::of_size(size) });
             assert_eq!(train(&words, &options), reference(&words, &options), "{kinds} words, {size} tokens");
         }
+    }
+
+    /// The crate's trainer of byte pair encoding, made repeatable in the same way.
+    fn reference_merges(words: &[(Box<str>, u64)], options: &TrainOptions) -> (Vec<String>, Vec<(u32, u32)>) {
+        let special = ["</s>", "<unk>"].map(str::to_owned).into_iter();
+        let letters = letters(words, options.most_letters).into_iter().map(|letter| letter.to_string());
+        let special = special.chain(letters).map(|token| AddedToken::from(token, true)).collect();
+        let mut trainer = BpeTrainer::builder()
+            .vocab_size(options.size)
+            .min_frequency(options.least_count)
+            .show_progress(false)
+            .special_tokens(special)
+            .build();
+        let all = words.iter().flat_map(|(word, count)| std::iter::repeat_n(word.to_string(), *count as usize));
+        trainer.feed(all, |word| Ok(vec![word.to_owned()])).unwrap();
+        let mut model = BPE::default();
+        trainer.train(&mut model).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&model).unwrap()).unwrap();
+        let id = |token: &serde_json::Value| model.token_to_id(token.as_str().unwrap()).unwrap();
+        let joins = json["merges"].as_array().unwrap().iter().map(|join| (id(&join[0]), id(&join[1]))).collect();
+        ((0..model.get_vocab_size() as u32).map(|id| model.id_to_token(id).unwrap()).collect(), joins)
+    }
+
+    #[test]
+    fn the_merges_are_those_of_the_reference() {
+        for (seed, kinds, size) in [(1, 50, 60), (2, 400, 200), (3, 2000, 500), (4, 2000, 5000)] {
+            let (words, options) = (words(seed, kinds), TrainOptions { least_count: 2, ..TrainOptions::of_size(size) });
+            let trained = train_merges(&words, &options, &["</s>", "<unk>"]);
+            let id = |token: &String| trained.tokens.iter().position(|other| other == token).unwrap() as u32;
+            let joins: Vec<(u32, u32)> = trained.joins.iter().map(|(left, right)| (id(left), id(right))).collect();
+            assert_eq!(
+                (trained.tokens.clone(), joins),
+                reference_merges(&words, &options),
+                "{kinds} words, {size} tokens"
+            );
+        }
+    }
+
+    #[test]
+    fn merges_learn_from_what_is_left_of_words_with_rare_letters() {
+        let words: Vec<(Box<str>, u64)> = vec![("ababx".into(), 5), ("bb".into(), 1)];
+        let trained = train_merges(&words, &TrainOptions { size: 100, least_count: 2, most_letters: 2 }, &["</s>"]);
+        assert_eq!(trained.tokens, ["</s>", "a", "b", "ab", "abab"]);
     }
 
     #[test]

@@ -97,12 +97,19 @@ impl WordCounts {
     pub fn count(&mut self, words: &BertWords, text: &str, buffer: &mut String) {
         for run in runs(text).filter(|&run| run != UNKNOWN_RUN) {
             words.each(unescape(run), buffer, |word| {
-                if let Some(count) = self.counts.get_mut(word) {
-                    *count += 1;
-                } else if word.len() <= LONGEST_WORD_CHARS || word.chars().count() <= LONGEST_WORD_CHARS {
-                    self.counts.insert(word.into(), 1);
+                if word.len() <= LONGEST_WORD_CHARS || word.chars().count() <= LONGEST_WORD_CHARS {
+                    self.count_word(word);
                 }
             });
+        }
+    }
+
+    pub fn count_word(&mut self, word: &str) {
+        match self.counts.get_mut(word) {
+            Some(count) => *count += 1,
+            None => {
+                self.counts.insert(word.into(), 1);
+            }
         }
     }
 

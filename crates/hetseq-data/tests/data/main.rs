@@ -16,3 +16,5 @@ mod resample;
 mod shards;
 #[cfg(test)]
 mod tokenizer;
+#[cfg(test)]
+mod translate;

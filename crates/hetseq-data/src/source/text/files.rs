@@ -89,7 +89,7 @@ fn is_text_name(name: &Path) -> bool {
 }
 
 impl TextFile {
-    fn new(path: PathBuf, name: String) -> Result<Self, DataError> {
+    pub(super) fn new(path: PathBuf, name: String) -> Result<Self, DataError> {
         Ok(TextFile { bytes: look_at(&path)?.len(), path, name })
     }
 
@@ -116,12 +116,7 @@ impl TextFile {
     pub(super) fn open(&self, read: Arc<AtomicU64>) -> Result<Box<dyn BufRead + Send>, DataError> {
         let failed = |reason| DataError::Io { path: self.path.clone(), reason };
         let file = Counted { file: fs::File::open(&self.path).map_err(failed)?, read };
-        let mut packed = BufReader::with_capacity(BUFFER_BYTES, file);
-        let is_packed = packed.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC);
-        Ok(match is_packed {
-            true => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
-            false => Box::new(packed),
-        })
+        unpacked(file).map_err(failed)
     }
 
     /// What to call an error that came while reading: unpacking fails in its own ways.
@@ -133,6 +128,15 @@ impl TextFile {
             _ => DataError::Io { path, reason },
         }
     }
+}
+
+/// The text itself, whether it is packed or not.
+pub(super) fn unpacked(text: impl Read + Send + 'static) -> std::io::Result<Box<dyn BufRead + Send>> {
+    let mut packed = BufReader::with_capacity(BUFFER_BYTES, text);
+    Ok(match packed.fill_buf()?.starts_with(&GZIP_MAGIC) {
+        true => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
+        false => Box::new(packed),
+    })
 }
 
 struct Counted {

@@ -1,0 +1,27 @@
+//! Samples for translation: pairs of a source and a target sentence, as ids, and the tokenizers that made them.
+//!
+//! [`ParallelData`] is what a task opens; it gives [`TranslateBatch`]es and knows the cost of every pair beforehand, which
+//! the plan needs. [`TranslateTokenizer`] turns lines into ids and ids into lines. Directories are made by
+//! `hetseq prep translate` ([`prep::translate`](crate::prep::translate)). Nothing here is random.
+//!
+//! ```no_run
+//! # use std::path::Path;
+//! # use hetseq_data::translate::{ParallelData, TranslateTokenizer};
+//! # use hetseq_data::source::corpus::CorpusSplit;
+//! let data = ParallelData::open(Path::new("data/en-de"), CorpusSplit::Valid)?;
+//! let batch = data.collate(&[17, 4, 99], 8)?;
+//! assert_eq!(batch.target_in.len(), batch.target_out.len());
+//! let tokenizer = TranslateTokenizer::read(Path::new("data/en-de"))?;
+//! let said: Vec<u32> = data.target(17).collect();
+//! assert_eq!(Some(tokenizer.decode_target(&said)?.as_str()), data.reference(17));
+//! # Ok::<(), hetseq_data::DataError>(())
+//! ```
+
+mod batch;
+mod data;
+mod tokenizer;
+
+pub use crate::tokenize::Special;
+pub use batch::TranslateBatch;
+pub use data::{PairTotals, ParallelData};
+pub use tokenizer::{SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE, TranslateTokenizer};

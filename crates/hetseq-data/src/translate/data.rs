@@ -1,0 +1,231 @@
+//! What a task opens: the pairs of one split, mapped.
+//!
+//! In a shard ([`tokens`](crate::source::tokens)) a pair is a document of two sentences: the source and the target, each
+//! with its `</s>`. Sizes, headers and offsets are checked when it is opened; ids when they are used, because a mapped file
+//! may change, and all at once by [`ParallelData::verify`].
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::batch::TranslateBatch;
+use super::tokenizer::TranslateTokenizer;
+use crate::error::{CorpusError, DataError};
+use crate::plan::Costs;
+use crate::source::corpus::{CorpusSplit, MANIFEST_FILE, Manifest};
+use crate::source::pairs::{PairCounts, References};
+use crate::source::tokens::TokenShard;
+use crate::tokenize::Special;
+
+/// One split of a prepared directory.
+#[derive(Debug)]
+pub struct ParallelData {
+    dir: PathBuf,
+    shards: Vec<TokenShard>,
+    /// The number of pairs up to the end of each shard.
+    ends: Vec<usize>,
+    references: Option<References>,
+    source: SideIds,
+    target: SideIds,
+    longest: (usize, usize),
+}
+
+/// What a side's ids are.
+#[derive(Debug, Clone, Copy)]
+struct SideIds {
+    special: Special,
+    vocabulary: usize,
+}
+
+/// What was found by reading everything.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PairTotals {
+    pub pairs: u64,
+    pub source_tokens: u64,
+    pub target_tokens: u64,
+}
+
+impl ParallelData {
+    /// Maps the shards of a split, and reads the references of validation.
+    pub fn open(dir: &Path, split: CorpusSplit) -> Result<Self, DataError> {
+        if !dir.is_dir() {
+            return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
+        }
+        let manifest = Manifest::<PairCounts>::read(dir)?
+            .ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
+        let tokenizer = TranslateTokenizer::read(dir)?;
+        let source = SideIds { special: tokenizer.source_special(), vocabulary: tokenizer.source_vocabulary() };
+        let target = SideIds { special: tokenizer.special(), vocabulary: tokenizer.target_vocabulary() };
+        let counts = manifest.counts(split);
+        let longest = (counts.source.longest as usize, counts.target.longest as usize);
+        let mut data = ParallelData {
+            dir: dir.to_owned(),
+            shards: Vec::new(),
+            ends: Vec::new(),
+            references: None,
+            source,
+            target,
+            longest,
+        };
+        for entry in manifest.shards.iter().filter(|entry| entry.split == split) {
+            let shard = TokenShard::open(&dir.join(&entry.file))?;
+            check_pairs(&shard)?;
+            data.ends.push(data.pairs() + shard.documents());
+            data.shards.push(shard);
+        }
+        if data.pairs() == 0 {
+            let remedy = "prepare it with --valid-source and --valid-target";
+            return Err(CorpusError::NoSuchSplit { dir: dir.to_owned(), split: split.name(), remedy }.into());
+        }
+        if data.pairs() as u64 > u64::from(u32::MAX) {
+            return Err(CorpusError::TooManySamples { dir: dir.to_owned(), samples: data.pairs() as u64 }.into());
+        }
+        if split == CorpusSplit::Valid {
+            let references = References::read(dir, &counts.references)?;
+            if references.len() != data.pairs() {
+                let problem = format!("there are {} for {} pairs", references.len(), data.pairs());
+                return Err(CorpusError::Damaged { path: dir.to_owned(), field: "references", problem }.into());
+            }
+            data.references = Some(references);
+        }
+        Ok(data)
+    }
+
+    /// Below 2^32.
+    pub fn pairs(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// The source's ids, with `</s>` at the end; nothing if there is no such pair.
+    pub fn source(&self, pair: u32) -> impl Iterator<Item = u32> {
+        self.side(pair, 0)
+    }
+
+    /// The target's ids, with `</s>` at the end; nothing if there is no such pair.
+    pub fn target(&self, pair: u32) -> impl Iterator<Item = u32> {
+        self.side(pair, 1)
+    }
+
+    /// The raw target line; of validation only.
+    pub fn reference(&self, pair: u32) -> Option<&str> {
+        self.references.as_ref()?.line(pair as usize)
+    }
+
+    /// Of each pair: source tokens and target tokens, `</s>` counted on both.
+    pub fn costs(&self) -> Costs {
+        let of_shard = |shard: &TokenShard| {
+            let pair_end = |pair: usize| shard.sentence_end(2 * pair + 1);
+            (0..shard.documents())
+                .map(|pair| (pair_end(pair) - pair.checked_sub(1).map_or(0, pair_end)) as u32)
+                .collect::<Vec<u32>>()
+        };
+        Costs::PerSample(self.shards.iter().flat_map(of_shard).collect())
+    }
+
+    /// 16 hexadecimal digits that differ between any two sets of pairs: ranks compare them.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for shard in &self.shards {
+            hasher.update(shard.hash());
+        }
+        if let Some(references) = &self.references {
+            hasher.update(references.text().as_bytes());
+        }
+        hasher.finalize().to_hex()[..16].to_owned()
+    }
+
+    /// Tokens of the longest source and of the longest target, `</s>` counted.
+    pub fn longest(&self) -> (usize, usize) {
+        self.longest
+    }
+
+    /// Puts pairs side by side, each side padded to its longest, and that to a multiple (0 and 1: as it is).
+    pub fn collate(&self, pairs: &[u32], pad_to_multiple: usize) -> Result<TranslateBatch, DataError> {
+        let mut batch = TranslateBatch::default();
+        let rows = pairs.iter().map(|&pair| self.pair(pair)).collect::<Result<Vec<_>, _>>()?;
+        let width = |side: usize| {
+            let longest = rows.iter().map(|row| row[side].len()).max().unwrap_or(0);
+            longest.next_multiple_of(pad_to_multiple.max(1))
+        };
+        let (source_width, target_width) = (width(0), width(1));
+        let (source_pad, pad) = (self.source.special.pad as i32, self.target.special.pad as i32);
+        for (at, [source, target]) in rows.iter().enumerate() {
+            let end = (at + 1) * target_width;
+            batch.source.extend(source.iter().map(|&id| id as i32));
+            batch.source.resize((at + 1) * source_width, source_pad);
+            batch.target_out.extend(target.iter().map(|&id| id as i32));
+            batch.target_out.resize(end, pad);
+            batch.target_in.push(pad);
+            batch.target_in.extend(target[..target.len() - 1].iter().map(|&id| id as i32));
+            batch.target_in.resize(end, pad);
+            batch.source_lengths.push(source.len() as u32);
+            batch.target_lengths.push(target.len() as u32);
+        }
+        let references = pairs.iter().filter_map(|&pair| self.reference(pair));
+        batch.references = references.map(str::to_owned).collect();
+        Ok(batch)
+    }
+
+    /// Reads everything: compares it with what was written, and every id with its vocabulary, or with a smaller one that a
+    /// model knows.
+    pub fn verify(&self, vocabulary: Option<usize>) -> Result<PairTotals, DataError> {
+        self.shards.iter().try_for_each(TokenShard::verify)?;
+        let mut totals = PairTotals::default();
+        for pair in 0..self.pairs() as u32 {
+            let [source, target] = self.pair(pair)?;
+            let known = vocabulary.unwrap_or(usize::MAX);
+            if let Some(&id) = source.iter().chain(&target).find(|&&id| id as usize >= known) {
+                return Err(CorpusError::IdBeyondVocabulary { path: self.dir.clone(), id, vocabulary: known }.into());
+            }
+            totals.pairs += 1;
+            totals.source_tokens += source.len() as u64;
+            totals.target_tokens += target.len() as u64;
+        }
+        Ok(totals)
+    }
+
+    /// Both sides of a pair, checked: mapped bytes may have changed since they were written, and an id that the model does
+    /// not have would end it.
+    fn pair(&self, pair: u32) -> Result<[Vec<u32>; 2], DataError> {
+        let Some((shard, _)) = self.locate(pair) else {
+            return Err(CorpusError::NoSuchSample { sample: pair, samples: self.pairs() }.into());
+        };
+        let sides = [self.source(pair).collect::<Vec<u32>>(), self.target(pair).collect()];
+        for (ids, SideIds { special, vocabulary }) in sides.iter().zip([self.source, self.target]) {
+            let path = || shard.path().to_owned();
+            if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+                return Err(CorpusError::IdBeyondVocabulary { path: path(), id, vocabulary }.into());
+            }
+            if ids.last() != Some(&special.eos) {
+                let problem = format!("pair {pair} does not end with </s>");
+                return Err(CorpusError::Damaged { path: path(), field: "content", problem }.into());
+            }
+        }
+        Ok(sides)
+    }
+
+    /// The shard that holds a pair, and its number there.
+    fn locate(&self, pair: u32) -> Option<(&TokenShard, usize)> {
+        let at = self.ends.partition_point(|&end| end <= pair as usize);
+        let first = at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some((self.shards.get(at)?, pair as usize - first))
+    }
+
+    fn side(&self, pair: u32, side: usize) -> impl Iterator<Item = u32> {
+        self.locate(pair).into_iter().flat_map(move |(shard, pair)| {
+            let sentence = 2 * pair + side;
+            let start = sentence.checked_sub(1).map_or(0, |before| shard.sentence_end(before));
+            shard.iter(Range { start, end: shard.sentence_end(sentence) })
+        })
+    }
+}
+
+/// A document is a pair: two sentences.
+fn check_pairs(shard: &TokenShard) -> Result<(), DataError> {
+    match (0..shard.documents()).find(|&pair| shard.document_end(pair) != 2 * (pair + 1)) {
+        None => Ok(()),
+        Some(pair) => {
+            let problem = format!("document {pair} is not a pair of lines");
+            Err(CorpusError::Damaged { path: shard.path().to_owned(), field: "document ends", problem }.into())
+        }
+    }
+}
