@@ -110,6 +110,20 @@ impl Checkpoints {
         fs::canonicalize(self.dir.join("best")).ok()
     }
 
+    /// What a user means by `path`: a directory that holds weights, or of a run the best checkpoint, else the newest.
+    pub(crate) fn resolve(path: &Path) -> Result<PathBuf, TrainError> {
+        if weights::are_at(path) {
+            return Ok(path.to_owned());
+        }
+        let run = Checkpoints::at(path);
+        run.best().or_else(|| run.newest()).ok_or_else(|| {
+            TrainError::Config(format!(
+                "there is no checkpoint in {}: name a run or one of its checkpoints",
+                path.display()
+            ))
+        })
+    }
+
     /// Write the snapshot, then remove what `keep` does not cover. Where there is no room, what would then be removed goes
     /// first; but the newest checkpoint and the best never go before the new one is complete.
     pub(crate) fn save(&self, snapshot: &Snapshot, keep: usize) -> Result<Saved, Trouble> {
@@ -203,7 +217,7 @@ pub(crate) const WEIGHTS: &str = "model.safetensors";
 /// How the names of directories begin that are not checkpoints yet, or no longer.
 const TEMPORARY: &str = ".tmp-";
 
-fn step_of(name: &str) -> Option<u64> {
+pub(crate) fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 

@@ -408,7 +408,7 @@ fn thread_cpu_time() -> Option<Duration> {
 }
 
 /// Burn reports failures by panicking: here they become errors that name the device.
-fn guarded<R>(work: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
+pub(crate) fn guarded<R>(work: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         Err(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned()))

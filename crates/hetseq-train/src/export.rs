@@ -1,5 +1,6 @@
 //! A checkpoint without what only a resume needs: the weights and the files that other programs load them with.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -31,45 +32,52 @@ const OWN: [&str; 2] = ["trainer", "config.toml"];
 /// Copies the checkpoint at `from` (or, of a run, the best one, else the newest) to the new directory `to`, which is complete or
 /// absent.
 pub fn export(from: &Path, to: &Path, precision: Precision) -> Result<Exported, TrainError> {
-    let run = Checkpoints::at(from);
-    let checkpoint = match from.join(WEIGHTS).exists() {
-        true => from.to_owned(),
-        false => run.best().or_else(|| run.newest()).ok_or_else(|| {
-            TrainError::Config(format!(
-                "there is no checkpoint in {}: name a run or one of its checkpoints",
-                from.display()
-            ))
-        })?,
-    };
+    let checkpoint = Checkpoints::resolve(from)?;
     if fs::symlink_metadata(to).is_ok() {
         return Err(TrainError::Config(format!("{} exists already; name a new directory", to.display())));
     }
-    let doing = || format!("exporting {} to {}", checkpoint.display(), to.display());
+    let doing = format!("exporting {} to {}", checkpoint.display(), to.display());
+    let files = make_directory(to, |dir| {
+        copy_files(&checkpoint, dir, |weights| match precision {
+            Precision::F32 => fs::copy(checkpoint.join(WEIGHTS), weights).map(drop),
+            _ => convert(&checkpoint.join(WEIGHTS), weights, precision),
+        })
+    });
+    Ok(Exported { files: files.map_err(TrainError::io(doing))?, checkpoint })
+}
+
+/// Makes the directory `to`, which is then complete, or not there: what `write` is to fill has another name until all of it is
+/// on the disk.
+pub(crate) fn make_directory<T>(to: &Path, write: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
     let temporary = to.with_file_name(format!(".tmp-{}", to.file_name().unwrap_or_default().to_string_lossy()));
-    let write = || {
+    let make = || {
         if temporary.exists() {
             fs::remove_dir_all(&temporary)?;
         }
         fs::create_dir_all(&temporary)?;
-        let files = write_files(&checkpoint, &temporary, precision)?;
+        let written = write(&temporary)?;
         sync_dir(&temporary)?;
         fs::rename(&temporary, to)?;
         sync_dir(to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
-        Ok(files)
+        Ok(written)
     };
-    let files = write().inspect_err(|_| _ = fs::remove_dir_all(&temporary)).map_err(TrainError::io(doing()))?;
-    Ok(Exported { checkpoint, files })
+    make().inspect_err(|_| _ = fs::remove_dir_all(&temporary))
 }
 
-fn write_files(from: &Path, to: &Path, precision: Precision) -> std::io::Result<Vec<String>> {
+/// Copies what other programs load of the checkpoint at `from`; the weights are for `write_weights`. Returns the names.
+pub(crate) fn copy_files(
+    from: &Path,
+    to: &Path,
+    write_weights: impl Fn(&Path) -> io::Result<()>,
+) -> io::Result<Vec<String>> {
     let mut names: Vec<String> = fs::read_dir(from)?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<std::io::Result<_>>()?;
+        .collect::<io::Result<_>>()?;
     names.retain(|name| !OWN.contains(&name.as_str()));
     names.sort_unstable();
     for name in &names {
-        match name == WEIGHTS && precision != Precision::F32 {
-            true => convert(&from.join(name), &to.join(name), precision)?,
+        match name == WEIGHTS {
+            true => write_weights(&to.join(name))?,
             false => _ = fs::copy(from.join(name), to.join(name))?,
         }
         fs::File::open(to.join(name))?.sync_all()?;
@@ -77,8 +85,8 @@ fn write_files(from: &Path, to: &Path, precision: Precision) -> std::io::Result<
     Ok(names)
 }
 
-fn convert(from: &Path, to: &Path, precision: Precision) -> std::io::Result<()> {
-    let failed = |error: safetensors::SafeTensorError| std::io::Error::other(format!("{}: {error}", from.display()));
+fn convert(from: &Path, to: &Path, precision: Precision) -> io::Result<()> {
+    let failed = |error: safetensors::SafeTensorError| io::Error::other(format!("{}: {error}", from.display()));
     let bytes = fs::read(from)?;
     let file = SafeTensors::deserialize(&bytes).map_err(failed)?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(failed)?;

@@ -69,6 +69,11 @@ impl Itinerary {
         position(&mut self.plans, &self.costs, &self.spec, epoch).updates()
     }
 
+    /// What part of an epoch's tokens is padding, if each update is padded to its longest sample.
+    pub(crate) fn padding(&mut self, epoch: u64) -> f64 {
+        position(&mut self.plans, &self.costs, &self.spec, epoch).padding().waste()
+    }
+
     /// The last update of the run, for the schedule and the progress bar. With a batch in tokens epochs may differ in
     /// length a little; the present one speaks for all.
     pub(crate) fn total_updates(&mut self, cursor: &Cursor) -> u64 {

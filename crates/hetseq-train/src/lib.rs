@@ -3,6 +3,7 @@
 //! A user's own task implements [`Task`] and is registered beside the built-in ones ([`Tasks`]); the command line is in
 //! `hetseq-cli`.
 
+pub mod average;
 pub mod bench;
 mod checkpoint;
 mod config;
@@ -12,6 +13,7 @@ mod error;
 mod evaluate;
 pub mod export;
 mod flat;
+pub mod generate;
 mod header;
 mod identity;
 mod itinerary;

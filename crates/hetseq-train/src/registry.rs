@@ -13,6 +13,7 @@ use crate::task::Task;
 use crate::tasks::bert::BertTask;
 use crate::tasks::images::ImageTask;
 use crate::tasks::masked_words::MaskedWords;
+use crate::tasks::translation::TranslationTask;
 use crate::trainer::End;
 
 /// Names and what to do for each.
@@ -24,7 +25,7 @@ pub struct Tasks {
 impl Tasks {
     /// What comes with HetSeq.
     pub fn builtin() -> Self {
-        Tasks::default().with::<ImageTask>().with::<BertTask>().with::<MaskedWords>()
+        Tasks::default().with::<ImageTask>().with::<BertTask>().with::<TranslationTask>().with::<MaskedWords>()
     }
 
     /// Add a task of your own; the same name again replaces the earlier one.

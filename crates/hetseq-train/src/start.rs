@@ -155,6 +155,7 @@ impl<T: Task> Trainer<T> {
             train_samples: self.crew.task.costs(Which::Train).samples(),
             valid_samples: self.crew.task.costs(Which::Valid).samples(),
             updates_per_epoch: self.itinerary.updates_per_epoch(cursor.epoch),
+            padding: self.itinerary.padding(cursor.epoch),
             total_updates: self.total_updates,
             resumed_at: cursor.updates,
             changed,

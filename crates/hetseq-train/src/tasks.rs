@@ -3,3 +3,4 @@
 pub mod bert;
 pub mod images;
 pub mod masked_words;
+pub mod translation;

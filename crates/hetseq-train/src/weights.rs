@@ -72,23 +72,16 @@ pub(crate) fn read(
 ) -> Result<Match, String> {
     let mut found = BTreeSet::new();
     let mut unused = Vec::new();
-    for file in files(path)? {
-        let mut take = |tensor: Foreign<'_>| {
-            let Some(name) = rename(tensor.name) else { return Ok(()) };
-            let Some(entry) = layout.get(&name) else {
-                unused.push(tensor.name.to_owned());
-                return Ok(());
-            };
-            let values = &mut flat[entry.range.clone()];
-            tensor.copy(&entry.shape, values).map_err(|reason| format!("{}: {reason}", file.display()))?;
-            found.insert(name);
-            Ok(())
+    for_each(path, &mut |tensor| {
+        let Some(name) = rename(tensor.name) else { return Ok(()) };
+        let Some(entry) = layout.get(&name) else {
+            unused.push(tensor.name.to_owned());
+            return Ok(());
         };
-        match file.extension().is_some_and(|extension| extension == "safetensors") {
-            true => each_of_safetensors(&file, &mut take)?,
-            false => each_of_pytorch(&file, &mut take)?,
-        }
-    }
+        tensor.copy(&entry.shape, &mut flat[entry.range.clone()])?;
+        found.insert(name);
+        Ok(())
+    })?;
     unused.sort_unstable();
     let names = layout.entries().iter().map(|entry| &entry.name);
     Ok(Match { missing: names.filter(|name| !found.contains(*name)).cloned().collect(), unused })
@@ -108,6 +101,26 @@ pub(crate) fn read_all(
             Err(format!("{} has no tensor {first}{more}, which the model of this config has", path.display()))
         }
     }
+}
+
+/// A tensor of a file by itself, whatever model it is of.
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) values: Vec<f32>,
+}
+
+/// All tensors of a directory or a file, by name.
+pub(crate) fn read_named(path: &Path) -> Result<Vec<Named>, String> {
+    let mut all = Vec::new();
+    for_each(path, &mut |tensor| {
+        let mut values = vec![0.0; tensor.shape.iter().product()];
+        tensor.copy(tensor.shape, &mut values)?;
+        all.push(Named { name: tensor.name.to_owned(), shape: tensor.shape.to_vec(), values });
+        Ok(())
+    })?;
+    all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(all)
 }
 
 /// Whether there is something to read: a file, or a directory that holds one.
@@ -155,6 +168,18 @@ fn parts(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, String> {
         Some(name) => Err(format!("`{name}` is not the name of a file beside it")),
         None => Ok(names.into_iter().map(|name| dir.join(name)).collect()),
     }
+}
+
+/// Every tensor of a directory or a file, file by file.
+fn for_each(path: &Path, take: &mut dyn FnMut(Foreign<'_>) -> Result<(), String>) -> Result<(), String> {
+    for file in files(path)? {
+        let mut take = |tensor: Foreign<'_>| take(tensor).map_err(|reason| format!("{}: {reason}", file.display()));
+        match file.extension().is_some_and(|extension| extension == "safetensors") {
+            true => each_of_safetensors(&file, &mut take)?,
+            false => each_of_pytorch(&file, &mut take)?,
+        }
+    }
+    Ok(())
 }
 
 fn each_of_safetensors(path: &Path, take: &mut dyn FnMut(Foreign<'_>) -> Result<(), String>) -> Result<(), String> {

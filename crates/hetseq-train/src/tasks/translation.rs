@@ -1,0 +1,193 @@
+//! Translation by an encoder-decoder transformer. Here is the task itself; `config` is what can be set, the data comes from
+//! `hetseq_data::translate`, the network is `hetseq_models::transformer`. Every checkpoint is a Hugging Face directory.
+
+mod config;
+mod translator;
+
+use std::path::Path;
+
+use burn::tensor::{Device, Int, Tensor};
+use hetseq_data::error::CorpusError;
+use hetseq_data::{CorpusSplit, Costs, DataError, ParallelData, TranslateBatch, TranslateTokenizer};
+use hetseq_metrics::bleu::Tokenizer;
+use hetseq_metrics::{BleuSums, Smoothing};
+use hetseq_models::loss::{cross_entropy_sum, smoothed_cross_entropy_sum};
+use hetseq_models::transformer::{Sequences, Transformer, TransformerConfig, parameter_name};
+
+use crate::task::{Metric, Outcome, Pass, Samples, Task, TaskError, Totals, Which};
+
+use config::MODEL_CONFIG;
+pub use config::TranslationConfig;
+pub(crate) use config::{fits, read as read_model_config};
+pub(crate) use translator::{Sentence, settings, translate};
+
+/// How wide transformers' `generate` is to search with our checkpoints, and ours if nothing else is said.
+pub const USUAL_BEAM: usize = 5;
+
+pub struct TranslationTask {
+    config: TranslationConfig,
+    model: TransformerConfig,
+    tokenizer: TranslateTokenizer,
+    train: ParallelData,
+    /// Where there is text to validate on.
+    valid: Option<ParallelData>,
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Task for TranslationTask {
+    const NAME: &'static str = "translation";
+    type Config = TranslationConfig;
+    type Model = Transformer;
+    type Batch = TranslateBatch;
+
+    fn open(config: &TranslationConfig) -> Result<Self, TaskError> {
+        let tokenizer = TranslateTokenizer::read(&config.data)?;
+        let model = config.model(&tokenizer)?;
+        let train = ParallelData::open(&config.data, CorpusSplit::Train)?;
+        let valid = match ParallelData::open(&config.data, CorpusSplit::Valid) {
+            Ok(data) => Some(data),
+            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) => None,
+            Err(error) => return Err(error.into()),
+        };
+        for data in [Some(&train), valid.as_ref()].into_iter().flatten() {
+            let (source, target) = data.longest();
+            let (longest, positions) = (source.max(target), model.max_position_embeddings);
+            if longest > positions {
+                return Err(TaskError::Other(format!(
+                    "the model has {positions} positions, but sentences have up to {longest} tokens: set \
+                     task.max_positions, or prepare the data with --max-length"
+                )));
+            }
+        }
+        let files = files(&model, &tokenizer)?;
+        Ok(TranslationTask { config: config.clone(), model, tokenizer, train, valid, files })
+    }
+
+    fn fingerprint(&self) -> String {
+        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), ParallelData::fingerprint);
+        format!("{} {valid}", self.train.fingerprint())
+    }
+
+    fn costs(&self, which: Which) -> Costs {
+        match (which, &self.valid) {
+            (Which::Train, _) => self.train.costs(),
+            (Which::Valid, Some(valid)) => valid.costs(),
+            (Which::Valid, None) => Costs::PerSample(Vec::new()),
+        }
+    }
+
+    fn model(&self, device: &Device) -> Transformer {
+        Transformer::new(&self.model, device)
+    }
+
+    fn collate(&self, samples: &Samples<'_>) -> Result<TranslateBatch, TaskError> {
+        let data = match (samples.which, &self.valid) {
+            (Which::Valid, Some(valid)) => valid,
+            _ => &self.train,
+        };
+        Ok(data.collate(samples.ids, self.config.pad_to_multiple)?)
+    }
+
+    /// Tokens of the target.
+    fn counts(&self, batch: &TranslateBatch) -> Vec<u64> {
+        vec![batch.target_lengths.iter().map(|&length| u64::from(length)).sum()]
+    }
+
+    fn forward(&self, model: &Transformer, batch: &TranslateBatch, pass: &Pass) -> Outcome {
+        let source = sequences(&batch.source, &batch.source_lengths, &pass.device);
+        let target = sequences(&batch.target_in, &batch.target_lengths, &pass.device);
+        let hidden = model.hidden(&source, &target, &pass.keys);
+        let (at, labels) = spoken(batch);
+        let tensor = |values: &[i32]| Tensor::<1, Int>::from_data(values, &pass.device);
+        let logits = model.logits_at(hidden, tensor(&at));
+        let smoothing = self.config.label_smoothing as f32;
+        if pass.is_training() {
+            let loss = smoothed_cross_entropy_sum(logits, tensor(&labels), smoothing);
+            return Outcome { losses: vec![loss], scores: Vec::new() };
+        }
+        let loss = smoothed_cross_entropy_sum(logits.clone(), tensor(&labels), smoothing);
+        let mut scores = vec![cross_entropy_sum(logits, tensor(&labels))];
+        if self.config.bleu {
+            let sums = self.bleu(model, batch, &pass.device);
+            // Counts of one micro-batch are exact in f32.
+            scores.extend(sums.to_counts().map(|count| Tensor::from_data([count as f32], &pass.device)));
+        }
+        Outcome { losses: vec![loss], scores }
+    }
+
+    fn files(&self) -> Vec<(String, Vec<u8>)> {
+        self.files.clone()
+    }
+
+    fn origin(&self) -> Option<&Path> {
+        self.config.init.as_deref()
+    }
+
+    fn parameter_name(&self, theirs: &str) -> Option<String> {
+        parameter_name(theirs, self.model.share_encoder_decoder_embeddings)
+    }
+
+    /// Which some files leave out where it is zero.
+    fn may_start_afresh(&self, name: &str) -> bool {
+        name == "final_logits_bias"
+    }
+
+    fn metrics(&self) -> Vec<Metric> {
+        let bleu = self.config.bleu.then_some(Metric::higher("bleu"));
+        [Metric::lower("perplexity")].into_iter().chain(bleu).collect()
+    }
+
+    fn measure(&self, totals: &Totals) -> Vec<f64> {
+        let tokens = totals.counts.first().copied().unwrap_or(0).max(1) as f64;
+        let surprise = totals.scores.first().copied().unwrap_or(0.0) / tokens;
+        let mut counts = [0; 10];
+        for (count, &sum) in counts.iter_mut().zip(totals.scores.iter().skip(1)) {
+            *count = sum as u64;
+        }
+        let bleu = self.config.bleu.then(|| BleuSums::from_counts(counts).bleu(Smoothing::default()).score);
+        [surprise.exp()].into_iter().chain(bleu).collect()
+    }
+}
+
+impl TranslationTask {
+    /// What BLEU needs to know of the translations of a batch.
+    fn bleu(&self, model: &Transformer, batch: &TranslateBatch, device: &Device) -> BleuSums {
+        let rows = batch.source.chunks(batch.source_width().max(1)).zip(&batch.source_lengths);
+        let sentences = rows.map(|(row, &length)| row[..length as usize].iter().map(|&id| id as u32).collect());
+        let sentences: Vec<Sentence> = sentences.map(Sentence::new).collect();
+        let settings = settings(&self.model, self.config.bleu_beam, 1.0);
+        let mut sums = BleuSums::default();
+        let found = translate(model, &self.model, &sentences, &settings, device);
+        for (hypotheses, reference) in found.iter().zip(&batch.references) {
+            let tokens = hypotheses.first().map_or(&[][..], |best| &best.tokens);
+            let text = self.tokenizer.decode_target(tokens).unwrap_or_default();
+            sums.add(&BleuSums::of(Tokenizer::V13a, &text, &[reference]));
+        }
+        sums
+    }
+}
+
+fn sequences(ids: &[i32], lengths: &[u32], device: &Device) -> Sequences {
+    let lengths: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
+    Sequences::new(ids, &lengths, device)
+}
+
+/// Where something is to be said (`row * positions + column`), and what.
+fn spoken(batch: &TranslateBatch) -> (Vec<i32>, Vec<i32>) {
+    let positions = batch.target_width();
+    let of_row = |(row, &length): (usize, &u32)| row * positions..row * positions + length as usize;
+    let places: Vec<usize> = batch.target_lengths.iter().enumerate().flat_map(of_row).collect();
+    (places.iter().map(|&at| at as i32).collect(), places.iter().map(|&at| batch.target_out[at]).collect())
+}
+
+/// What makes a checkpoint a Hugging Face directory.
+fn files(model: &TransformerConfig, tokenizer: &TranslateTokenizer) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+    let failed = |error: serde_json::Error| TaskError::Other(format!("{MODEL_CONFIG}: {error}"));
+    let mut files = vec![(MODEL_CONFIG.to_owned(), model.to_json().map_err(failed)?.into_bytes())];
+    if model.is_marian() {
+        let generation = model.generation_json(USUAL_BEAM).map_err(failed)?;
+        files.push(("generation_config.json".to_owned(), generation.into_bytes()));
+    }
+    files.extend(tokenizer.files());
+    Ok(files)
+}
