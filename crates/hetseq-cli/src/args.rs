@@ -9,8 +9,12 @@ use hetseq_train::bench::geometries;
 use hetseq_train::{ConfigSource, TrainError, WireType};
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
+use crate::average::AverageArgs;
+use crate::generate::GenerateArgs;
 use crate::plan::PlanArgs;
+use crate::prep::PrepTranslateArgs;
 use crate::report::ReportArgs;
+use crate::score::ScoreArgs;
 use crate::simulate::SimulateArgs;
 
 /// Train neural networks on whatever machines you have: any mix trains like one device.
@@ -29,6 +33,9 @@ pub(crate) enum Command {
     Train(TrainArgs),
     Eval(EvalArgs),
     Export(ExportArgs),
+    Generate(GenerateArgs),
+    Average(AverageArgs),
+    Score(ScoreArgs),
     Demo(DemoArgs),
     Devices(DevicesArgs),
     Plan(PlanArgs),
@@ -296,6 +303,7 @@ pub(crate) enum PrepArgs {
     Digits(PrepDigitsArgs),
     ImageFolder(PrepImageFolderArgs),
     Bert(PrepBertArgs),
+    Translate(PrepTranslateArgs),
     Verify(PrepVerifyArgs),
 }
 
@@ -440,7 +448,8 @@ pub(crate) enum FormatArg {
     Hdf5,
 }
 
-/// Read all of a prepared corpus, or of shards in NVIDIA's layout, and say whether anything is damaged.
+/// Read all of a prepared corpus (text for BERT, or pairs for translation), or of shards in NVIDIA's layout, and say whether
+/// anything is damaged.
 #[derive(Debug, Args)]
 pub(crate) struct PrepVerifyArgs {
     /// The directory

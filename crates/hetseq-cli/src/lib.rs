@@ -5,17 +5,20 @@
 
 mod allocator;
 mod args;
+mod average;
 mod bench;
 mod demo;
 mod devices;
 mod eval;
 mod export;
 mod from_flags;
+mod generate;
 mod output;
 mod plan;
 mod prep;
 mod profile;
 mod report;
+mod score;
 mod simulate;
 mod table;
 mod train;
@@ -46,6 +49,9 @@ pub fn main(tasks: Tasks) -> ExitCode {
         Command::Train(args) => train::train(&tasks, &args),
         Command::Eval(args) => eval::eval(&tasks, &args),
         Command::Export(args) => export::run(&args),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Average(args) => average::run(&args),
+        Command::Score(args) => score::score(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Plan(args) => plan::plan(&args),

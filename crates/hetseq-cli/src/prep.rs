@@ -1,6 +1,8 @@
 //! `hetseq prep`.
 
 mod bert;
+mod progress;
+mod translate;
 mod verify;
 
 use std::path::Path;
@@ -31,12 +33,14 @@ pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
             print_line(&format!("{}: {train} training and {valid} validation images in class folders", dir.display()));
         }
         PrepArgs::Bert(args) => return bert::prep(args),
+        PrepArgs::Translate(args) => return translate::prep(args),
         PrepArgs::Verify(args) => return verify::verify(args),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) use bert::Quiet;
+pub(crate) use progress::Quiet;
+pub(crate) use translate::PrepTranslateArgs;
 
 /// Drawn digits as idx files; the test images are other drawings.
 pub(crate) fn write_digits(dir: &Path, train: usize, test: usize, seed: u64) -> anyhow::Result<()> {

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use hetseq_data::DataError;
 use hetseq_data::error::CorpusError;
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
-use hetseq_data::source::corpus::CorpusSplit;
+use hetseq_data::source::corpus::{self, CorpusSplit, Manifest};
+use hetseq_data::source::pairs::PairCounts;
+use hetseq_data::{DataError, ParallelData};
 use hetseq_metrics::thousands;
 use hetseq_random::Key;
 use serde_json::json;
@@ -16,6 +17,53 @@ use crate::args::PrepVerifyArgs;
 use crate::output::print_line;
 
 pub(super) fn verify(args: &PrepVerifyArgs) -> anyhow::Result<ExitCode> {
+    let is_parallel = corpus::format(&args.dir)?.as_deref() == Some(Manifest::<PairCounts>::PAIRS);
+    let object = if is_parallel { verify_pairs(args)? } else { verify_text(args)? };
+    if args.json {
+        print_line(&serde_json::to_string(&object).context("printing")?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A corpus of `hetseq prep translate`.
+fn verify_pairs(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
+    let mut object = json!({ "dir": args.dir.display().to_string() });
+    let manifest = Manifest::<PairCounts>::read(&args.dir)?.context("corpus.json went away while it was read")?;
+    for split in CorpusSplit::ALL {
+        let data = match ParallelData::open(&args.dir, split) {
+            // There need not be held-out text.
+            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) if split == CorpusSplit::Valid => continue,
+            opened => opened?,
+        };
+        let found = data.verify(args.vocab_size)?;
+        let counts = manifest.counts(split);
+        let listed = (counts.pairs, counts.source.tokens, counts.target.tokens);
+        if (found.pairs, found.source_tokens, found.target_tokens) != listed {
+            let problem = format!("its shards hold {found:?}, and it says {listed:?}");
+            let (path, field) = (args.dir.join(corpus::MANIFEST_FILE), "counts");
+            return Err(DataError::from(CorpusError::Damaged { path, field, problem }).into());
+        }
+        object[split.name()] = json!({
+            "kind": Manifest::<PairCounts>::PAIRS,
+            "pairs": found.pairs,
+            "source_tokens": found.source_tokens,
+            "target_tokens": found.target_tokens,
+            "fingerprint": data.fingerprint(),
+        });
+        if !args.json {
+            let [pairs, source, target] = [found.pairs, found.source_tokens, found.target_tokens].map(thousands);
+            let fingerprint = data.fingerprint();
+            print_line(&format!(
+                "{}: pairs, whole: {pairs} with {source} and {target} tokens, {fingerprint}",
+                split.name()
+            ));
+        }
+    }
+    Ok(object)
+}
+
+/// A corpus of `hetseq prep bert`, or shards in NVIDIA's layout.
+fn verify_text(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
     let config = PretrainConfig { vocabulary: args.vocab_size, ..PretrainConfig::default() };
     let mut object = json!({ "dir": args.dir.display().to_string() });
     for split in CorpusSplit::ALL {
@@ -54,10 +102,7 @@ pub(super) fn verify(args: &PrepVerifyArgs) -> anyhow::Result<ExitCode> {
             ));
         }
     }
-    if args.json {
-        print_line(&serde_json::to_string(&object).context("printing")?);
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(object)
 }
 
 /// Of all samples of an epoch: what another program can add up, to compare.

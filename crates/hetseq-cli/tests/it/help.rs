@@ -4,8 +4,24 @@ use crate::cluster::Job;
 
 #[test]
 fn every_subcommand_explains_itself() {
-    let told: [(&str, &[&str]); 17] = [
-        ("", &["train", "eval", "demo", "devices", "bench", "prep", "hetseq demo", "--set"]),
+    let told: [(&str, &[&str]); 21] = [
+        (
+            "",
+            &[
+                "train",
+                "eval",
+                "generate",
+                "score",
+                "average",
+                "demo",
+                "devices",
+                "bench",
+                "prep",
+                "hetseq demo",
+                "--set",
+            ],
+        ),
+        ("generate", &["--beam", "--n-best", "--interactive", "line numbers never shift"]),
         (
             "train",
             &[
@@ -22,6 +38,11 @@ fn every_subcommand_explains_itself() {
             ],
         ),
         ("eval", &["CONFIG", "--set", "--checkpoint", "--json", "--distributed-rank"]),
+        (
+            "score",
+            &["HYPOTHESES", "REFERENCES", "--tokenize", "--smooth", "--metrics", "chrf++", "sacrebleu", "--json"],
+        ),
+        ("average", &["CHECKPOINT", "--last", "--out", "RUN"]),
         ("demo", &["--dir", "--slowdown"]),
         ("devices", &["--json"]),
         ("plan", &["CONFIG", "--set", "--profile", "profile.json", "--tokens-per-sample", "--json"]),
@@ -43,10 +64,23 @@ fn every_subcommand_explains_itself() {
         ("bench comm", &["--world", "--mb", "--wire", "--route", "--own", "--json"]),
         ("bench data", &["DIRS", "--batch", "--max-seq-length", "--json"]),
         ("bench step", &["--config", "base2", "--threads", "--devices", "--batch", "bench-pytorch", "--json"]),
-        ("prep", &["digits", "image-folder", "bert", "verify"]),
+        ("prep", &["digits", "image-folder", "bert", "translate", "verify"]),
         (
             "prep bert",
             &["INPUT", "--output", "--vocab-size", "--valid-fraction", "--format", "--dupe-factor", "--shard-mb"],
+        ),
+        (
+            "prep translate",
+            &[
+                "--source",
+                "--valid-target",
+                "--out",
+                "--separate",
+                "--tokenizer",
+                "--max-ratio",
+                "Example",
+                "data/en-de",
+            ],
         ),
         ("prep verify", &["DIR", "--vocab-size", "--json"]),
         ("prep digits", &["--train", "--test", "--seed"]),

@@ -12,6 +12,7 @@ mod reference;
 mod run_dir;
 
 mod attacks;
+mod average;
 mod balance;
 mod balance_commands;
 mod bench;
@@ -29,6 +30,9 @@ mod overrides;
 mod prep;
 mod refusals;
 mod resume;
+mod score;
 mod signals;
 mod storage;
+mod translate_prep;
+mod translation;
 mod wire;
