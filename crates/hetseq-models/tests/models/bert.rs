@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
 use hetseq_models::recompute::Tape;
 use hetseq_models::{Init, Network};
@@ -12,7 +12,7 @@ use hetseq_random::Key;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
-use crate::parameters::{add_gradients, fill, names};
+use crate::parameters::{add_gradients, assert_close, fill, names, values};
 use crate::stream::Stream;
 
 const LENGTHS: [usize; 3] = [12, 7, 9];
@@ -109,31 +109,6 @@ impl Case {
         }
         (losses, gradients)
     }
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
-}
-
-fn norm(values: impl Iterator<Item = f32>) -> f64 {
-    values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
-}
-
-/// Fails if a gradient is off by more than `tolerance` of its norm. That of the attention keys' bias is zero but for rounding,
-/// since a softmax does not see what all its inputs share: it is measured by the norm of the keys' weights, made of the same
-/// terms.
-fn assert_close(ours: &BTreeMap<String, Vec<f32>>, theirs: &BTreeMap<String, Vec<f32>>, tolerance: f64) {
-    assert!(ours.keys().eq(theirs.keys()));
-    let mut worst = 0f64;
-    for (name, expected) in theirs {
-        assert_eq!(ours[name].len(), expected.len(), "{name}");
-        let distance = norm(ours[name].iter().zip(expected).map(|(a, b)| a - b));
-        let measured_by = name.replace("key.bias", "key.weight");
-        let relative = distance / norm(theirs[&measured_by].iter().copied());
-        assert!(relative <= tolerance, "{name}: off by {relative:e}");
-        worst = worst.max(relative);
-    }
-    eprintln!("gradients are off by {worst:.1e} at most");
 }
 
 const ALL: (Range<usize>, usize) = (0..3, POSITIONS);

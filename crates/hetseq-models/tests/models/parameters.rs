@@ -70,3 +70,28 @@ pub(crate) fn fill<M: Module>(model: M, device: &Device, values: impl FnMut(&str
     }
     model.map(&mut Mapper { path: ParameterPath::default(), values, device })
 }
+
+pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Fails if a gradient is off by more than `tolerance` of its norm. That of the attention keys' bias is zero but for rounding,
+/// since a softmax does not see what all its inputs share: it is measured by the norm of the keys' weights, made of the same
+/// terms.
+pub(crate) fn assert_close(ours: &BTreeMap<String, Vec<f32>>, theirs: &BTreeMap<String, Vec<f32>>, tolerance: f64) {
+    assert!(ours.keys().eq(theirs.keys()));
+    let mut worst = 0f64;
+    for (name, expected) in theirs {
+        assert_eq!(ours[name].len(), expected.len(), "{name}");
+        let distance = norm(ours[name].iter().zip(expected).map(|(a, b)| a - b));
+        let measured_by = name.replace("key.bias", "key.weight").replace("k_proj.bias", "k_proj.weight");
+        let relative = distance / norm(theirs[&measured_by].iter().copied());
+        assert!(relative <= tolerance, "{name}: off by {relative:e}");
+        worst = worst.max(relative);
+    }
+    eprintln!("gradients are off by {worst:.1e} at most");
+}

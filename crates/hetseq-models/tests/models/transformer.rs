@@ -13,7 +13,7 @@ use hetseq_random::Key;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
-use crate::parameters::{add_gradients, fill, names};
+use crate::parameters::{add_gradients, assert_close, fill, names, values};
 use crate::stream::Stream;
 
 const SOURCE: [usize; 3] = [9, 5, 7];
@@ -130,30 +130,6 @@ impl Case {
         }
         (sum, gradients)
     }
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
-}
-
-fn norm(values: impl Iterator<Item = f32>) -> f64 {
-    values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
-}
-
-/// Fails if a gradient is off by more than `tolerance` of its norm. That of the attention keys' bias is zero but for rounding: it is
-/// measured by the norm of the keys' weights.
-fn assert_close(ours: &BTreeMap<String, Vec<f32>>, theirs: &BTreeMap<String, Vec<f32>>, tolerance: f64) {
-    assert!(ours.keys().eq(theirs.keys()));
-    let mut worst = 0f64;
-    for (name, expected) in theirs {
-        assert_eq!(ours[name].len(), expected.len(), "{name}");
-        let distance = norm(ours[name].iter().zip(expected).map(|(a, b)| a - b));
-        let measured_by = name.replace("k_proj.bias", "k_proj.weight");
-        let relative = distance / norm(theirs[&measured_by].iter().copied());
-        assert!(relative <= tolerance, "{name}: off by {relative:e}");
-        worst = worst.max(relative);
-    }
-    eprintln!("gradients are off by {worst:.1e} at most");
 }
 
 const ALL: (Range<usize>, usize) = (0..3, 0);
