@@ -17,7 +17,8 @@ pub fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1>
 pub fn smoothed_cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>, smoothing: f32) -> Tensor<1> {
     let [rows, classes] = logits.dims();
     let (sure, even) = (1.0 - smoothing, smoothing / classes as f32);
-    match input(&logits).zip(indices(&labels, classes).filter(|labels| labels.len() == rows)) {
+    let on_host = |input| Some((input, indices(&labels, classes).filter(|labels| labels.len() == rows)?));
+    match input(&logits).and_then(on_host) {
         Some((input, labels)) => {
             drop(logits);
             let logits = input.values;

@@ -3,6 +3,7 @@
 //! Burn's own dropout draws from one generator per process, so a mask would depend on what else ran before it. Here a
 //! sample keeps its mask on whatever worker, in whatever micro-batch, and when a block is computed a second time.
 
+use crate::host::is_host;
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use hetseq_random::{Key, MIX_FIRST, MIX_SECOND};
 
@@ -32,7 +33,7 @@ pub fn dropout_of_rows<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key]
 
 fn apply<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key], grid: Grid) -> Tensor<D> {
     let device = input.device();
-    let mask = if on_host(&device) {
+    let mask = if is_host(&device) {
         mask_on_host(keys, grid, rate, &device)
     } else {
         mask_on_device(keys, grid, rate, &device)
@@ -47,11 +48,6 @@ struct Grid {
     rows: usize,
     columns: usize,
     stride: usize,
-}
-
-/// Whether tensors of this device live in host memory, where a plain loop is the fastest way to a mask.
-fn on_host(device: &Device) -> bool {
-    device.clone().inner() == Device::flex()
 }
 
 /// The smallest hash value that is kept.

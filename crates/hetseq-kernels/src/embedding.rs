@@ -7,7 +7,7 @@ use crate::host::{Rule, Values, attach, indices, input};
 /// `table` is [entry, feature] and `ids` [sample, position]; the answer has the features as third dimension.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     let ([entries, width], [samples, positions]) = (table.dims(), ids.dims());
-    match input(&table).zip(indices(&ids, entries)) {
+    match input(&table).and_then(|input| Some((input, indices(&ids, entries)?))) {
         Some((input, ids)) => {
             let mut output = Vec::with_capacity(ids.len() * width);
             for &id in &ids {

@@ -14,7 +14,12 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex};
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+/// Whether tensors of this device live in host memory, where plain loops are the fastest way.
+pub fn is_host(device: &Device) -> bool {
+    device.clone().inner() == Device::flex()
+}
 
 /// A tensor's numbers and its place in the graph.
 pub(crate) struct Input {

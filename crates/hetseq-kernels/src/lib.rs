@@ -11,6 +11,7 @@ mod host;
 mod layer_norm;
 mod linear;
 mod math;
+mod precision;
 mod product;
 mod softmax;
 
@@ -19,6 +20,8 @@ pub use cross_entropy::{cross_entropy_sum, smoothed_cross_entropy_sum};
 pub use dropout::{dropout, dropout_of_rows};
 pub use embedding::embedding;
 pub use gelu::gelu;
+pub use host::is_host;
 pub use layer_norm::layer_norm;
 pub use linear::linear;
+pub use precision::{Precision, conv2d, matmul, with_products_in};
 pub use softmax::softmax;

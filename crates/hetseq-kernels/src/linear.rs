@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::host::{Rule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
+use crate::precision::{lower, matmul};
 use crate::product::{Matrix, add_product, product};
 
 /// # Panics
@@ -15,6 +16,10 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) 
     let mut shape = x.dims();
     assert_eq!(shape[D - 1], inputs, "the width of what a linear layer is given");
     shape[D - 1] = outputs;
+    if lower().is_some() {
+        let rows = x.reshape([-1, inputs as i32]);
+        return (matmul(rows, weight.transpose()) + bias.unsqueeze()).reshape(shape);
+    }
     let Some([input, factor, summand]) = layer(&x, &weight, &bias) else {
         // As one matrix: with more dimensions the weight's gradient would be computed for each sample by itself.
         let rows = x.reshape([-1, inputs as i32]);

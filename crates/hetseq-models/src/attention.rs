@@ -2,7 +2,7 @@
 //! to the model, whose names they carry. Queries may be another sequence than keys and values.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use hetseq_kernels::{dropout_of_rows, softmax};
+use hetseq_kernels::{dropout_of_rows, matmul, softmax};
 use hetseq_random::Key;
 
 /// The longest sequence that can be attended to: so many elements a row of attention weights has for the purpose of dropout,
@@ -35,13 +35,13 @@ impl Attention<'_> {
         let [samples, heads, queries, size] = query.dims();
         // The queries are scaled and not the scores, of which there are more.
         let query = query * (size as f64).powf(-0.5);
-        let scores = query.matmul(key.transpose());
+        let scores = matmul(query, key.transpose());
         let scores = match self.bias {
             Some(bias) => scores + bias.clone(),
             None => scores,
         };
         let weights = self.drop(softmax(scores));
-        weights.matmul(value).swap_dims(1, 2).reshape([samples, queries, heads * size])
+        matmul(weights, value).swap_dims(1, 2).reshape([samples, queries, heads * size])
     }
 
     /// Each head has a key of its own, and each query a row of fixed length, so that the mask of a weight does not depend on

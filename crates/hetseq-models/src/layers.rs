@@ -2,9 +2,9 @@
 //! (`[out, in, ...]`), so that checkpoints are read by others as they are, and nothing is initialised at random here.
 
 use burn::module::{Module, Param};
-use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Int, Tensor};
+use hetseq_kernels::conv2d;
 
 /// `y = x Wᵀ + b` over the last dimension.
 #[derive(Module, Debug)]
