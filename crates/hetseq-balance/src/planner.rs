@@ -107,6 +107,8 @@ struct Device {
     profile: DeviceProfile,
     drift: Drift,
     after: Smoothed,
+    /// It failed, and gets nothing any more.
+    is_retired: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -145,6 +147,7 @@ impl Planner {
                 drift: Drift::new(profile.table.is_measured()),
                 after: Smoothed::new(sane(profile.after_s)),
                 profile: profile.clone(),
+                is_retired: false,
             };
             devices.extend(of_rank.devices.iter().map(device));
         }
@@ -250,6 +253,14 @@ impl Planner {
         }
     }
 
+    /// A device failed: from now on it gets nothing, whatever the split. The last one stays, since somebody has to compute.
+    pub fn retire(&mut self, device: usize) {
+        let others = self.devices.iter().enumerate().filter(|(at, other)| *at != device && !other.is_retired).count();
+        if let Some(device) = self.devices.get_mut(device).filter(|_| others > 0) {
+            device.is_retired = true;
+        }
+    }
+
     /// Caps for devices without any, as in validation.
     pub fn with_usual_caps(mut self, max_tokens: Option<u32>, max_samples: Option<u32>) -> Planner {
         for Device { profile, .. } in &mut self.devices {
@@ -339,9 +350,11 @@ impl Planner {
     /// Shares by some paces, and predicts by others.
     fn shared(&self, split: Split, tokens: &[u32], by: &[Pace], truth: &[Pace]) -> Result<Shared, BalanceError> {
         let even = CostTable::proportional(1.0);
-        let load = |(device, pace)| load(device, pace, split, &even);
-        let loads: Vec<DeviceLoad> = self.devices.iter().zip(by).map(load).collect();
-        let shares = share(tokens, &loads)?;
+        let active = self.devices.iter().zip(by).filter(|(device, _)| !device.is_retired);
+        let loads: Vec<DeviceLoad> = active.map(|(device, pace)| load(device, pace, split, &even)).collect();
+        let mut shared = share(tokens, &loads)?.into_iter();
+        let of_device = |device: &Device| if device.is_retired { None } else { shared.next() }.unwrap_or_default();
+        let shares: Vec<Share> = self.devices.iter().map(of_device).collect();
         let work: Vec<Work> =
             self.devices.iter().zip(&shares).map(|(device, share)| device.work(share, tokens)).collect();
         let seconds = |((device, work), pace): ((&Device, &Work), &Pace)| {
@@ -363,7 +376,7 @@ impl Planner {
         let mut looked_at = published::LookedAt::default();
         for (at, device) in self.devices.iter_mut().enumerate() {
             let one_s = device.profile.table.seconds(1, shortest);
-            if device.drift.wants_a_look() && time_s > 0.0 && one_s > 0.0 {
+            if !device.is_retired && device.drift.wants_a_look() && time_s > 0.0 && one_s > 0.0 {
                 device.drift.look_again();
                 // Nothing but computing is believed to take time: else a slow line would hide it for ever.
                 looked_at.push(at, time_s / one_s);
@@ -378,7 +391,7 @@ impl Planner {
         let update_s = shared.prediction.update_s;
         let is_left_out = |&at: &usize| {
             let one_s = newest[at].finish_s(self.devices[at].profile.table.seconds(1, shortest.max(1)));
-            shared.work[at].samples == 0 && one_s > update_s
+            !self.devices[at].is_retired && shared.work[at].samples == 0 && one_s > update_s
         };
         (0..self.devices.len()).filter(is_left_out).collect()
     }

@@ -331,3 +331,28 @@ fn a_group_of_nobody_and_strange_numbers_do_no_harm() {
         assert!(plan.prediction.update_s.is_finite());
     }
 }
+
+#[test]
+fn a_device_that_failed_gets_nothing_whatever_the_split() {
+    let mut planner = Planner::new(&group([1e5, 2e5, 4e5].map(measured)));
+    step(&mut planner, |_| 1.0);
+    planner.retire(1);
+    for split in [Split::Measured, Split::Equal, Split::Weights] {
+        let plan = planner.share(split, &UPDATE).unwrap();
+        let counts = counts(&plan);
+        assert_eq!((counts[1], counts.iter().sum::<u64>()), (0, 1000), "{split:?}");
+        assert!(counts[0] > 0 && counts[2] > 0, "{split:?}: {counts:?}");
+        assert!(!plan.left_out.contains(&1), "it was said already why");
+    }
+    // It is never looked at again, and the others stay in balance.
+    for _ in 0..300 {
+        let plan = step(&mut planner, |device| if device == 0 { 2.0 } else { 1.0 });
+        assert_eq!(counts(&plan)[1], 0);
+    }
+    let plan = step(&mut planner, |device| if device == 0 { 2.0 } else { 1.0 });
+    assert!(unevenness(&plan, |device| if device == 0 { 2.0 } else { 1.0 }) < 1.05);
+    // Somebody has to compute.
+    planner.retire(0);
+    planner.retire(2);
+    assert_eq!(counts(&planner.share(Split::Measured, &UPDATE).unwrap()), [0, 0, 1000]);
+}
