@@ -162,12 +162,18 @@ pub(crate) struct DemoArgs {
     pub(crate) slowdown: Vec<f64>,
 }
 
-/// List the devices of this machine that can train, with their measured speed.
+/// List the devices of this machine that can train, with what they can do and how fast, as tried and measured now.
+///
+/// Names are those that run.devices takes. Each GPU is tried in a process of its own, so that a driver that crashes spoils
+/// nothing.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// What the processes are started with that try the GPUs
+    #[arg(long, hide = true)]
+    pub(crate) examine: Option<String>,
 }
 
 /// Measure.

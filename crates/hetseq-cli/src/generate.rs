@@ -28,8 +28,7 @@ const WINDOW: usize = 20_000;
 const NAMED: u64 = 10;
 
 pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
-    let cores = std::thread::available_parallelism()?;
-    let devices = hetseq_train::parse_devices(&args.devices, cores)
+    let devices = hetseq_train::devices_named(&args.devices)
         .map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
     let options = GenerateOptions {
         beam: args.beam.into(),

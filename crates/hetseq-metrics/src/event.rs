@@ -41,6 +41,9 @@ pub enum Event {
         terms: BTreeMap<String, f64>,
         samples: u64,
         grad_norm: f64,
+        /// Gradients overflowed, and so it changed nothing.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        skipped: bool,
         lr: f64,
         seconds: f64,
         /// The part of it in which a rank, the slowest in this, waited for its samples to be read.

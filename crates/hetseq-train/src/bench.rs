@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::crew::{initial_of, layout_of, open};
-use crate::devices::{Devices, Terms, parse_devices};
+use crate::devices::DeviceSpec;
+use crate::devices::{Devices, Terms, Wanted, devices_named};
 use crate::error::TrainError;
 use crate::header::scales;
 use crate::loader::{self, Loader, MicroBatch, Order};
@@ -92,9 +93,8 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
     let task = Arc::new(task);
     let layout = Arc::new(layout_of(&*task)?);
     let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
-    let specs =
-        parse_devices(&request.devices, cores).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
-    let mut devices = Devices::start(&task, &layout, &specs, setting.patience)?;
+    let specs = devices_named(&request.devices).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
+    let mut devices = Devices::start(&task, &layout, &specs, Wanted::F32, setting.patience)?;
     let pool = loader::pool(setting.loader_threads, &specs, cores)?;
     let loader = Loader::start(&task, setting.seed, &pool, setting.patience)?;
     let mut optimizer = Optimizer::new(&setting.optimizer, &layout)?;
@@ -126,7 +126,8 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
         order()?;
         let scales = scales(&weights, &work.counts);
         let update_key = Key::root(0).index(k as u64);
-        devices.begin(work.devices, Terms { scales, update_key, epoch_key: work.epoch_key })?;
+        let terms = Terms { update: 0, scales, loss_scale: 1.0, update_key, epoch_key: work.epoch_key };
+        devices.begin(work.devices, terms);
         let sum = devices.finish()?;
         let values = Arc::make_mut(&mut parameters);
         optimizer.step(values, &sum.flat[..layout.len()], 1.0, setting.lr);
@@ -141,7 +142,7 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
     Ok(StepReport {
         task: T::NAME.to_owned(),
         devices: specs.len(),
-        threads: specs.iter().map(|spec| spec.threads).sum(),
+        threads: specs.iter().map(DeviceSpec::threads).sum(),
         parameters: layout.len(),
         batch,
         step_ms: 1e3 * median,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::devices::Wanted;
 use hetseq_balance::Split;
 use hetseq_comm::{Route, Wire};
 use hetseq_data::GlobalBatch;
@@ -48,9 +49,14 @@ pub struct Run {
     pub max_epochs: Option<u64>,
     /// End the run when the learning rate has fallen to this or below.
     pub stop_min_lr: Option<f64>,
-    /// `cpu`, `cpu:4`, `cpu:2x8`; see `hetseq devices`.
-    #[serde(default = "cpu")]
+    /// What computes: `all` (every GPU and the cores that are left), `cpu`, `cpu:4`, `cpu:2x8`, `cpu:0-3`, `gpu:0`, ...; see
+    /// `hetseq devices`.
+    #[serde(default = "all")]
     pub devices: String,
+    /// In which precision products are computed: `f32`, `f16`, `bf16`, or `auto` for what each device can do. A device may have
+    /// its own: `gpu:0@f16`.
+    #[serde(default)]
+    pub precision: Wanted,
     /// On plain output, a line per that many updates.
     #[serde(default = "fifty")]
     pub log_every: u64,
@@ -217,6 +223,18 @@ pub struct Emulate {
     pub slowdown: Vec<f64>,
     /// One number per rank: micro-batches of more tokens do not fit into its memory; 0 is no limit.
     pub memory_tokens: Vec<u64>,
+    /// Devices that fail in an update, as if they were pulled out.
+    pub lost: Vec<LostAt>,
+    /// Updates in which the gradients of devices that compute in `f16` overflow.
+    pub overflow: Vec<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LostAt {
+    pub rank: usize,
+    pub device: String,
+    pub update: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -400,8 +418,8 @@ fn fifty() -> u64 {
 fn hundred() -> u64 {
     100
 }
-fn cpu() -> String {
-    "cpu".to_owned()
+fn all() -> String {
+    "all".to_owned()
 }
 
 #[cfg(test)]
@@ -414,7 +432,7 @@ mod tests {
         let config: Config<toml::Table> = toml::from_str(text).unwrap();
         let table = toml::Table::try_from(&config).unwrap();
         let keys = |section: &str| table[section].as_table().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
-        assert_eq!(keys("run"), "checksum_every devices log_every max_epochs prefetch seed task");
+        assert_eq!(keys("run"), "checksum_every devices log_every max_epochs precision prefetch seed task");
         assert_eq!(keys("optim"), "betas lr momentum name nesterov weight_decay");
         assert_eq!((keys("valid").as_str(), keys("batch").contains("micro")), ("every", false));
         // As the run directory keeps it.

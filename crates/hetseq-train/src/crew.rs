@@ -12,7 +12,7 @@ use hetseq_optim::Layout;
 use rayon::ThreadPool;
 
 use crate::config::{Config, WireType};
-use crate::devices::{Devices, Emulated, parse_devices};
+use crate::devices::{Devices, Emulated, devices_named};
 use crate::error::TrainError;
 use crate::flat;
 use crate::identity::identity;
@@ -55,9 +55,9 @@ impl<T: Task> Crew<T> {
         let task = Arc::new(task);
         let layout = Arc::new(layout_of(&*task)?);
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let specs = parse_devices(&config.run.devices, cores)
+        let specs = devices_named(&config.run.devices)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
-        let devices = Devices::start(&task, &layout, &specs, config.comm.progress())?;
+        let devices = Devices::start(&task, &layout, &specs, config.run.precision, config.comm.progress())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, config, &*task, &layout)?;
         let group = Group::join(&options.place, &identity, &comm_options(config, options))?;
@@ -86,6 +86,14 @@ impl<T: Task> Crew<T> {
         self.devices.emulate(Emulated {
             slowdown: config.emulate.slowdown.get(rank).copied().unwrap_or(1.0),
             most_tokens: config.emulate.memory_tokens.get(rank).copied().filter(|&tokens| tokens > 0),
+            lost: config
+                .emulate
+                .lost
+                .iter()
+                .filter(|lost| lost.rank == rank)
+                .map(|lost| (lost.device.clone(), lost.update))
+                .collect(),
+            overflows: config.emulate.overflow.clone(),
         });
         self.group.at("the measuring of devices");
         let is_measured = survey == Survey::Measure && config.batch.split == Split::Measured;
@@ -123,8 +131,8 @@ impl<T: Task> Crew<T> {
         let known = self.known(config, &key)?;
         let Probed { devices, is_new } =
             probe::probe(&*self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref())?;
-        if let Some(first) = devices.first() {
-            tracing::info!("{}", probe::in_words(first, devices.len(), is_new));
+        for words in probe::in_words(&self.devices, &devices, is_new) {
+            tracing::info!("{words}");
         }
         Ok(Entry { key, devices })
     }
@@ -144,11 +152,11 @@ impl<T: Task> Crew<T> {
         ProbeKey {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             host: self.group.host(self.group.rank()).to_owned(),
-            devices: config.run.devices.clone(),
+            devices: self.devices.names().collect::<Vec<_>>().join(","),
             task: T::NAME.to_owned(),
             settings: toml::to_string(&config.task).unwrap_or_default(),
             layout: format!("{:016x}", self.layout.hash()),
-            precision: "f32".to_owned(),
+            precision: self.devices.specs().map(|(_, precision)| precision.to_string()).collect::<Vec<_>>().join(","),
             // What the machine has free differs from start to start; what was set does not.
             limits: format!("{:?} {:?} {:?}", limits.max_samples, limits.max_tokens, config.run.memory_mib),
         }

@@ -2,53 +2,62 @@
 //!
 //! A CPU is by default one single-threaded device per core: every operation of a device runs inside its own rayon pool,
 //! so that operations do not fight over the cores, and that beats threads inside operations (`hetseq bench step`
-//! compares).
-
-use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-
-use burn::tensor::Device;
-use hetseq_comm::Waker;
-use hetseq_optim::Layout;
-use hetseq_random::Key;
-use rayon::prelude::*;
-
-use crate::error::TrainError;
-use crate::loader::{self, Job, MicroBatch};
-use crate::replica::{Replica, Work};
-use crate::task::{Task, Totals, Which};
+//! compares). A GPU is one device, whose thread only hands out work.
+//!
+//! A device that fails is given up: what it had to compute is computed by the others, in the same update, and from then on the
+//! planner knows (`trainer/planning.rs`). If the same samples fail there too, it is not the device's fault, and the run ends.
 
 mod spec;
 #[cfg(test)]
 mod tests;
+mod thread;
+mod worker;
 
-pub use spec::{DeviceSpec, parse_devices};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use hetseq_comm::Waker;
+use hetseq_kernels::Precision;
+use hetseq_optim::Layout;
+use hetseq_random::Key;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::engine;
+use crate::error::TrainError;
+use crate::loader::{self, Job, MicroBatch};
+use crate::task::{Task, Totals, Which};
+
+use spec::parse_devices;
+pub use spec::{Api, DeviceSpec, Place};
+pub(crate) use thread::guarded;
+use thread::{Answer, Done, Order};
+use worker::Worker;
 
 pub(crate) struct Devices<T: Task> {
+    task: Arc<T>,
+    layout: Arc<Layout>,
     workers: Vec<Worker<T>>,
-    terms: usize,
-    parameters: usize,
+    patience: Duration,
     emulated: Emulated,
     /// Whom the device threads wake when they are done.
     waker: Arc<OnceLock<Waker>>,
-    /// The answers so far, and since when they are awaited.
-    awaited: Option<(Vec<Option<Done>>, Instant)>,
-}
-
-struct Worker<T: Task> {
-    name: String,
-    orders: Sender<Order<T>>,
-    answers: Receiver<Result<Answer, String>>,
-    patience: Duration,
+    /// What was loaded last, for a device that has to stand in for another.
+    loaded: Weak<Vec<f32>>,
+    round: Option<Round>,
+    /// Since the last sum.
+    newly_lost: Vec<Lost>,
 }
 
 /// What is the same for all micro-batches of an update.
 pub(crate) struct Terms {
+    /// As people count; 0 outside of training.
+    pub(crate) update: u64,
     /// The factor of each term's loss sum.
     pub(crate) scales: Vec<f32>,
+    /// What devices that compute in `f16` multiply these by, and divide their gradients by.
+    pub(crate) loss_scale: f32,
     /// What dropout hangs on.
     pub(crate) update_key: Key,
     /// What the samples hang on.
@@ -56,31 +65,38 @@ pub(crate) struct Terms {
 }
 
 /// Another machine that this one pretends to be.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Emulated {
-    /// Stretches compute time by sleeping; 1 is not at all.
+    /// Stretches compute time by sleeping; 1 or less is not at all.
     pub(crate) slowdown: f64,
     /// A micro-batch of more tokens fails as if it did not fit into memory.
     pub(crate) most_tokens: Option<u64>,
+    /// Devices, and the updates in which they fail as if they were lost.
+    pub(crate) lost: Vec<(String, u64)>,
+    /// Updates in which gradients in `f16` overflow.
+    pub(crate) overflows: Vec<u64>,
 }
 
-enum Order<T: Task> {
-    Load(Arc<Vec<f32>>),
-    Train { jobs: Vec<Job<T>>, terms: Arc<Terms>, emulated: Emulated },
-    Evaluate { jobs: Vec<Job<T>> },
+/// Which precision a device shall compute products in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wanted {
+    /// The lowest that a GPU can do; a CPU gains nothing by less than `f32`.
+    Auto,
+    #[default]
+    F32,
+    F16,
+    Bf16,
 }
 
-enum Answer {
-    Ready,
-    Trained(Done),
-    Evaluated(Totals, Duration),
-}
-
-/// A device's part of an update.
-struct Done {
-    work: Work,
-    /// It ran out of memory, and got by with micro-batches of at most so many tokens.
-    most_tokens: Option<u64>,
+/// A device that failed.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Lost {
+    /// Of this process.
+    pub(crate) device: usize,
+    pub(crate) reason: String,
+    /// The process has no other, so its CPU does the work under the same number.
+    pub(crate) has_stand_in: bool,
 }
 
 /// The sum over the local devices for one update.
@@ -90,10 +106,13 @@ pub(crate) struct LocalSum {
     pub(crate) devices: Vec<DeviceReport>,
     /// How long adding them up took.
     pub(crate) adding: Duration,
+    /// Whether gradients of a device that computes in `f16` have overflowed; none if there is no such device.
+    pub(crate) overflow: Option<bool>,
+    pub(crate) lost: Vec<Lost>,
 }
 
 /// What is to be known of a device's part besides its sums.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DeviceReport {
     /// Own time over its micro-batches, and after them.
     pub(crate) compute: Duration,
@@ -102,42 +121,69 @@ pub(crate) struct DeviceReport {
     pub(crate) most_tokens: Option<u64>,
 }
 
+/// An update that is being computed.
+struct Round {
+    since: Instant,
+    terms: Arc<Terms>,
+    /// Per device, in the order in which it was given them.
+    parts: Vec<Vec<Part>>,
+}
+
+struct Part {
+    micros: Vec<MicroBatch>,
+    /// Not by the plan but for another device, so that its time tells nothing.
+    is_extra: bool,
+    /// Why another device could not.
+    failed: Option<String>,
+    done: Option<Done>,
+}
+
+/// What a value of `run.devices` means on this machine.
+pub fn devices_named(text: &str) -> Result<Vec<DeviceSpec>, String> {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    parse_devices(text, cores, engine::gpus)
+}
+
 impl<T: Task> Devices<T> {
-    /// `patience` is how long a device may take over one order.
+    /// `patience` is how long a device may take over one order. A device that came up by itself and cannot be used is left out.
     pub(crate) fn start(
         task: &Arc<T>,
         layout: &Arc<Layout>,
         specs: &[DeviceSpec],
+        precision: Wanted,
         patience: Duration,
     ) -> Result<Self, TrainError> {
         let waker = Arc::new(OnceLock::new());
         let mut workers = Vec::new();
-        for (index, spec) in specs.iter().enumerate() {
-            let name = format!("cpu:{index}");
-            let (orders, inbox) = channel();
-            let (outbox, answers) = channel();
-            let (task, layout, waker) = (task.clone(), layout.clone(), waker.clone());
-            let thread = Thread { task, layout, waker, most_tokens: Cell::new(None) };
-            let threads = spec.threads;
-            let pool_name = name.clone();
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(move |i| format!("{pool_name}.{i}"))
-                .build()
-                .map_err(|error| failed(&name, "starting", error.to_string()))?;
-            std::thread::Builder::new()
-                .name(name.clone())
-                .spawn(move || pool.install(move || thread.run(inbox, outbox)))
-                .map_err(TrainError::io(format!("starting the thread of {name}")))?;
-            workers.push(Worker { name, orders, answers, patience });
+        for spec in specs {
+            workers.push(Worker::start(spec, task, layout, precision, &waker, patience)?);
         }
-        let (terms, parameters) = (task.terms().len(), layout.len());
-        let emulated = Emulated { slowdown: 1.0, most_tokens: None };
-        let devices = Devices { workers, terms, parameters, emulated, waker, awaited: None };
-        for worker in &devices.workers {
-            worker.answer("building the model")?;
+        let mut ready = Vec::new();
+        for mut worker in workers {
+            match worker.ready() {
+                Ok(()) => ready.push(worker),
+                Err(reason) if worker.spec.is_optional && worker.spec.is_gpu() => {
+                    tracing::warn!("{} is left out: {reason}", worker.spec.name);
+                }
+                Err(reason) => return Err(worker.failed("starting", reason)),
+            }
         }
-        Ok(devices)
+        if ready.is_empty() {
+            let mut worker = Worker::start(&DeviceSpec::cpu(0, 1), task, layout, precision, &waker, patience)?;
+            worker.ready().map_err(|reason| worker.failed("starting", reason))?;
+            ready.push(worker);
+        }
+        Ok(Devices {
+            task: task.clone(),
+            layout: layout.clone(),
+            workers: ready,
+            patience,
+            emulated: Emulated::default(),
+            waker,
+            loaded: Weak::new(),
+            round: None,
+            newly_lost: Vec::new(),
+        })
     }
 
     /// From now on pretend to be another machine.
@@ -151,86 +197,259 @@ impl<T: Task> Devices<T> {
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.workers.iter().map(|worker| worker.name.as_str())
+        self.workers.iter().map(|worker| worker.spec.name.as_str())
     }
 
-    pub(crate) fn load(&self, parameters: &Arc<Vec<f32>>) -> Result<(), TrainError> {
-        for worker in &self.workers {
-            worker.send(Order::Load(parameters.clone()), "loading")?;
-        }
-        for worker in &self.workers {
-            worker.answer("loading parameters")?;
-        }
-        Ok(())
+    pub(crate) fn specs(&self) -> impl Iterator<Item = (&DeviceSpec, Precision)> {
+        self.workers.iter().map(|worker| (&worker.spec, worker.precision))
     }
 
-    /// Every device begins to compute its jobs.
-    pub(crate) fn begin(&mut self, jobs: Vec<Vec<Job<T>>>, terms: Terms) -> Result<(), TrainError> {
-        let terms = Arc::new(terms);
-        for (worker, jobs) in self.workers.iter().zip(jobs) {
-            let order = Order::Train { jobs, terms: terms.clone(), emulated: self.emulated };
-            worker.send(order, COMPUTING)?;
+    pub(crate) fn load(&mut self, parameters: &Arc<Vec<f32>>) -> Result<(), TrainError> {
+        self.loaded = Arc::downgrade(parameters);
+        const LOADING: &str = "loading parameters";
+        let mut failures = Vec::new();
+        let alive = self.alive();
+        for &at in &alive {
+            self.workers[at].send(Order::Load(parameters.clone()));
         }
-        self.awaited = Some((self.workers.iter().map(|_| None).collect(), Instant::now()));
-        Ok(())
-    }
-
-    /// The sums of what was begun, once all devices are done. Never waits.
-    pub(crate) fn poll(&mut self) -> Result<Option<LocalSum>, TrainError> {
-        let Some((answers, since)) = &mut self.awaited else { return Ok(None) };
-        for (worker, answer) in self.workers.iter().zip(answers.iter_mut()) {
-            if answer.is_none() {
-                *answer = worker.answered(*since)?;
+        for &at in &alive {
+            if let Err(reason) = self.workers[at].answer(LOADING) {
+                failures.push((at, reason));
             }
         }
-        if answers.iter().any(Option::is_none) {
+        for (at, reason) in failures {
+            self.give_up(at, reason, LOADING)?;
+        }
+        Ok(())
+    }
+
+    fn alive(&self) -> Vec<usize> {
+        (0..self.workers.len()).filter(|&at| !self.workers[at].is_lost).collect()
+    }
+
+    /// Every device begins to compute its jobs; those of a lost device go to the others.
+    pub(crate) fn begin(&mut self, jobs: Vec<Vec<Job<T>>>, terms: Terms) {
+        let terms = Arc::new(terms);
+        let parts = self.workers.iter().map(|_| Vec::new()).collect();
+        let mut round = Round { since: Instant::now(), terms, parts };
+        let mut orphaned = Vec::new();
+        for (at, jobs) in jobs.into_iter().enumerate() {
+            match self.workers.get(at) {
+                Some(worker) if !worker.is_lost => self.give(&mut round, at, jobs, (false, None)),
+                _ => orphaned.extend(jobs),
+            }
+        }
+        self.spread(&mut round, orphaned, None);
+        self.round = Some(round);
+    }
+
+    fn give(&self, round: &mut Round, at: usize, jobs: Vec<Job<T>>, (is_extra, failed): (bool, Option<String>)) {
+        let micros = jobs.iter().map(|job| job.micro.clone()).collect();
+        round.parts[at].push(Part { micros, is_extra, failed, done: None });
+        self.workers[at].send(Order::Train { jobs, terms: round.terms.clone(), emulated: self.emulated.clone() });
+    }
+
+    /// Among those that are left, in turns.
+    fn spread(&self, round: &mut Round, jobs: Vec<Job<T>>, failed: Option<&str>) {
+        let alive = self.alive();
+        let mut turns: Vec<Vec<Job<T>>> = alive.iter().map(|_| Vec::new()).collect();
+        for (i, job) in jobs.into_iter().enumerate() {
+            turns[i % alive.len()].push(job);
+        }
+        for (&at, jobs) in alive.iter().zip(turns).filter(|(_, jobs)| !jobs.is_empty()) {
+            self.give(round, at, jobs, (true, failed.map(str::to_owned)));
+        }
+    }
+
+    /// The sums of what was begun, once all devices are done. Never waits, unless a device has to be replaced.
+    pub(crate) fn poll(&mut self) -> Result<Option<LocalSum>, TrainError> {
+        let Some(mut round) = self.round.take() else { return Ok(None) };
+        let mut at = 0;
+        while at < self.workers.len() {
+            let Some(part) = round.parts[at].iter_mut().find(|part| part.done.is_none()) else {
+                at += 1;
+                continue;
+            };
+            match self.workers[at].answered(round.since) {
+                Ok(None) => at += 1,
+                Ok(Some(done)) => part.done = Some(done),
+                Err(reason) => {
+                    self.redo(&mut round, at, reason)?;
+                    // Those before it may have got something to do.
+                    at = 0;
+                }
+            }
+        }
+        if round.parts.iter().flatten().any(|part| part.done.is_none()) {
+            self.round = Some(round);
             return Ok(None);
         }
-        Ok(self.awaited.take().map(|(answers, _)| self.sum(answers)))
+        Ok(Some(self.sum(round)))
     }
 
     /// The sums of what was begun, waiting for them.
     pub(crate) fn finish(&mut self) -> Result<LocalSum, TrainError> {
-        let Some((mut answers, _)) = self.awaited.take() else { return Ok(self.sum(Vec::new())) };
-        for (worker, answer) in self.workers.iter().zip(&mut answers) {
-            if answer.is_none()
-                && let Answer::Trained(done) = worker.answer(COMPUTING)?
-            {
-                *answer = Some(done);
+        loop {
+            if let Some(sum) = self.poll()? {
+                return Ok(sum);
+            }
+            let Some(round) = &self.round else {
+                return Ok(self.sum(Round::nothing(self.workers.len())));
+            };
+            let waits = |at: &usize| round.parts[*at].iter().any(|part| part.done.is_none());
+            if let Some(at) = (0..self.workers.len()).find(waits) {
+                self.workers[at].wait();
             }
         }
-        Ok(self.sum(answers))
+    }
+
+    /// A device failed: its part of the round is computed by others.
+    fn redo(&mut self, round: &mut Round, at: usize, reason: String) -> Result<(), TrainError> {
+        let (done, left): (Vec<Part>, Vec<Part>) =
+            std::mem::take(&mut round.parts[at]).into_iter().partition(|part| part.done.is_some());
+        round.parts[at] = done;
+        if let Some(first) = left.iter().find_map(|part| part.failed.as_ref()) {
+            let both = if *first == reason { reason } else { format!("{reason} (and elsewhere: {first})") };
+            return Err(self.workers[at].failed(COMPUTING, both));
+        }
+        self.give_up(at, reason.clone(), COMPUTING)?;
+        let micros = left.into_iter().flat_map(|part| part.micros);
+        let mut jobs = Vec::new();
+        for micro in micros {
+            jobs.push(loader::collate(&*self.task, Which::Train, micro, round.terms.epoch_key)?.job);
+        }
+        self.spread(round, jobs, Some(&reason));
+        Ok(())
+    }
+
+    /// From now on without this device. The last GPU of a process gives its place to the CPU; if there is nobody else, the run
+    /// cannot go on.
+    fn give_up(&mut self, at: usize, reason: String, doing: &'static str) -> Result<(), TrainError> {
+        let is_alone = self.alive() == [at];
+        if is_alone && !self.workers[at].spec.is_gpu() {
+            return Err(self.workers[at].failed(doing, reason));
+        }
+        tracing::warn!("{} failed while {doing}: {reason}", self.workers[at].spec.name);
+        self.workers[at].is_lost = true;
+        if is_alone {
+            self.workers[at] = self.stand_in(at)?;
+        }
+        self.newly_lost.push(Lost { device: at, reason, has_stand_in: is_alone });
+        Ok(())
+    }
+
+    /// All cores as one device, in place of the one at `at`.
+    fn stand_in(&self, at: usize) -> Result<Worker<T>, TrainError> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let spec = DeviceSpec { name: format!("{} (cpu)", self.workers[at].spec.name), ..DeviceSpec::cpu(0, threads) };
+        let mut worker = Worker::start(&spec, &self.task, &self.layout, Wanted::F32, &self.waker, self.patience)?;
+        worker.ready().map_err(|reason| worker.failed("starting", reason))?;
+        if let Some(parameters) = self.loaded.upgrade() {
+            worker.send(Order::Load(parameters));
+            worker.answer("loading parameters").map_err(|reason| worker.failed("loading parameters", reason))?;
+        }
+        Ok(worker)
     }
 
     /// Added in the order of the devices, whoever was first.
-    fn sum(&self, answers: Vec<Option<Done>>) -> LocalSum {
+    fn sum(&mut self, round: Round) -> LocalSum {
         let started = Instant::now();
-        let mut sum = LocalSum { flat: Vec::new(), devices: Vec::new(), adding: Duration::ZERO };
-        for Done { work, most_tokens } in answers.into_iter().flatten() {
-            sum.devices.push(DeviceReport { compute: work.compute, after: work.after, most_tokens });
-            if sum.flat.is_empty() {
-                sum.flat = work.flat;
-            } else {
-                add_in_place(&mut sum.flat, &work.flat);
+        let has_f16 = self.specs().any(|(_, precision)| precision == Precision::F16);
+        let mut sum = LocalSum {
+            flat: Vec::new(),
+            devices: Vec::new(),
+            adding: Duration::ZERO,
+            overflow: has_f16.then_some(false),
+            lost: std::mem::take(&mut self.newly_lost),
+        };
+        for parts in round.parts {
+            let mut report = DeviceReport::default();
+            for Part { is_extra, done, .. } in parts {
+                let Some(Done { work, most_tokens, has_overflowed }) = done else { continue };
+                if !is_extra {
+                    (report.compute, report.after) = (work.compute, work.after);
+                }
+                report.most_tokens = report.most_tokens.into_iter().chain(most_tokens).min();
+                if has_overflowed {
+                    sum.overflow = Some(true);
+                }
+                if sum.flat.is_empty() {
+                    sum.flat = work.flat;
+                } else {
+                    add_in_place(&mut sum.flat, &work.flat);
+                }
             }
+            sum.devices.push(report);
         }
-        sum.flat.resize(self.parameters + self.terms, 0.0);
+        sum.flat.resize(self.layout.len() + self.task.terms().len(), 0.0);
         sum.adding = started.elapsed();
         sum
     }
 
     /// The sums of each device, and its own compute time.
-    pub(crate) fn evaluate(&self, jobs: Vec<Vec<Job<T>>>) -> Result<Vec<(Totals, Duration)>, TrainError> {
-        for (worker, jobs) in self.workers.iter().zip(jobs) {
-            worker.send(Order::Evaluate { jobs }, "evaluating")?;
-        }
-        let mut totals = Vec::new();
-        for worker in &self.workers {
-            if let Answer::Evaluated(part, compute) = worker.answer("evaluating")? {
-                totals.push((part, compute));
+    pub(crate) fn evaluate(
+        &mut self,
+        mut jobs: Vec<Vec<Job<T>>>,
+        epoch_key: Key,
+    ) -> Result<Vec<(Totals, Duration)>, TrainError> {
+        const EVALUATING: &str = "evaluating";
+        let mut totals: Vec<(Totals, Duration)> = Vec::new();
+        totals.resize_with(self.workers.len(), Default::default);
+        let mut has_failed: Option<String> = None;
+        loop {
+            self.leave_to_others(&mut jobs);
+            let mut given = Vec::new();
+            for (at, jobs) in std::mem::take(&mut jobs).into_iter().enumerate() {
+                if !self.workers[at].is_lost {
+                    given.push((at, jobs.iter().map(|job| job.micro.clone()).collect::<Vec<_>>()));
+                    self.workers[at].send(Order::Evaluate { jobs });
+                }
+            }
+            jobs.resize_with(self.workers.len(), Vec::new);
+            for (at, micros) in given {
+                match self.workers[at].answer(EVALUATING) {
+                    Ok(Answer::Evaluated(part, compute)) => {
+                        let (sums, time) = &mut totals[at];
+                        crate::evaluate::merge(sums, part);
+                        *time += compute;
+                    }
+                    Ok(_) => return Err(self.workers[at].failed(EVALUATING, "it answered something else".to_owned())),
+                    Err(reason) => {
+                        if has_failed.replace(reason.clone()).is_some() {
+                            return Err(self.workers[at].failed(EVALUATING, reason));
+                        }
+                        self.give_up(at, reason, EVALUATING)?;
+                        for micro in micros {
+                            jobs[at].push(loader::collate(&*self.task, Which::Valid, micro, epoch_key)?.job);
+                        }
+                    }
+                }
+            }
+            // Again only for what a lost device leaves.
+            if jobs.iter().all(Vec::is_empty) {
+                return Ok(totals);
             }
         }
-        Ok(totals)
+    }
+
+    /// Of lost devices, in turns.
+    fn leave_to_others(&self, jobs: &mut Vec<Vec<Job<T>>>) {
+        jobs.resize_with(self.workers.len(), Vec::new);
+        let alive = self.alive();
+        let lost = (0..self.workers.len()).filter(|&at| self.workers[at].is_lost);
+        let orphaned: Vec<Job<T>> = lost.flat_map(|at| std::mem::take(&mut jobs[at])).collect();
+        for (i, job) in orphaned.into_iter().enumerate() {
+            jobs[alive[i % alive.len()]].push(job);
+        }
+    }
+}
+
+impl Round {
+    fn nothing(devices: usize) -> Self {
+        let terms =
+            Terms { update: 0, scales: Vec::new(), loss_scale: 1.0, update_key: Key::root(0), epoch_key: Key::root(0) };
+        let parts = (0..devices).map(|_| Vec::new()).collect();
+        Round { since: Instant::now(), terms: Arc::new(terms), parts }
     }
 }
 
@@ -246,171 +465,4 @@ fn add_in_place(sum: &mut [f32], more: &[f32]) {
         }
     };
     sum.par_chunks_mut(PARALLEL_CHUNK).zip(more.par_chunks(PARALLEL_CHUNK)).for_each(add);
-}
-
-impl<T: Task> Worker<T> {
-    fn send(&self, order: Order<T>, doing: &'static str) -> Result<(), TrainError> {
-        self.orders.send(order).map_err(|_| failed(&self.name, doing, "its thread has ended".to_owned()))
-    }
-
-    fn answer(&self, doing: &'static str) -> Result<Answer, TrainError> {
-        match self.answers.recv_timeout(self.patience) {
-            Ok(answer) => answer.map_err(|reason| failed(&self.name, doing, reason)),
-            Err(RecvTimeoutError::Disconnected) => Err(failed(&self.name, doing, "its thread has ended".to_owned())),
-            Err(RecvTimeoutError::Timeout) => Err(self.out_of_patience(doing)),
-        }
-    }
-
-    /// What it was given to compute at `since`, if it is done.
-    fn answered(&self, since: Instant) -> Result<Option<Done>, TrainError> {
-        match self.answers.try_recv() {
-            Ok(Ok(Answer::Trained(done))) => Ok(Some(done)),
-            Ok(Ok(_)) => Err(failed(&self.name, COMPUTING, "it answered something else".to_owned())),
-            Ok(Err(reason)) => Err(failed(&self.name, COMPUTING, reason)),
-            Err(TryRecvError::Disconnected) => Err(failed(&self.name, COMPUTING, "its thread has ended".to_owned())),
-            Err(TryRecvError::Empty) if since.elapsed() > self.patience => Err(self.out_of_patience(COMPUTING)),
-            Err(TryRecvError::Empty) => Ok(None),
-        }
-    }
-
-    fn out_of_patience(&self, doing: &'static str) -> TrainError {
-        failed(&self.name, doing, format!("no answer for {} s (comm.progress_s)", self.patience.as_secs()))
-    }
-}
-
-fn failed(device: &str, doing: &'static str, reason: String) -> TrainError {
-    TrainError::Device { device: device.to_owned(), doing, reason }
-}
-
-/// The device side of a worker.
-struct Thread<T: Task> {
-    task: Arc<T>,
-    layout: Arc<Layout>,
-    waker: Arc<OnceLock<Waker>>,
-    /// More than this did not fit into memory.
-    most_tokens: Cell<Option<u64>>,
-}
-
-impl<T: Task> Thread<T> {
-    fn run(self, inbox: Receiver<Order<T>>, outbox: Sender<Result<Answer, String>>) {
-        let device = Device::flex().autodiff();
-        let mut replica = match guarded(|| Ok(Replica::new(self.task.clone(), self.layout.clone(), device))) {
-            Ok(replica) => replica,
-            Err(reason) => {
-                _ = outbox.send(Err(reason));
-                return;
-            }
-        };
-        if outbox.send(Ok(Answer::Ready)).is_err() {
-            return;
-        }
-        for order in inbox {
-            if outbox.send(self.obey(&mut replica, order)).is_err() {
-                return;
-            }
-            if let Some(waker) = self.waker.get() {
-                waker.wake();
-            }
-        }
-    }
-
-    fn obey(&self, replica: &mut Replica<T>, order: Order<T>) -> Result<Answer, String> {
-        match order {
-            Order::Load(parameters) => guarded(|| {
-                replica.load(&parameters);
-                Ok(Answer::Ready)
-            }),
-            Order::Train { jobs, terms, emulated } => {
-                let before = thread_cpu_time();
-                let mut done = self.train(replica, jobs, &terms, emulated.most_tokens)?;
-                if emulated.slowdown > 1.0 && !done.work.compute.is_zero() {
-                    let compute = &mut done.work.compute;
-                    let busy = thread_cpu_time().zip(before).map_or(*compute, |(after, before)| after - before);
-                    let pause = busy.mul_f64(emulated.slowdown - 1.0);
-                    std::thread::sleep(pause);
-                    *compute += pause;
-                }
-                Ok(Answer::Trained(done))
-            }
-            Order::Evaluate { jobs } => {
-                guarded(|| replica.evaluate(&jobs)).map(|(part, compute)| Answer::Evaluated(part, compute))
-            }
-        }
-    }
-
-    /// Computes the jobs. If one does not fit into memory, all begin again, cut to half of what did not fit: the same
-    /// samples, and so the same sums.
-    fn train(
-        &self,
-        replica: &Replica<T>,
-        mut jobs: Vec<Job<T>>,
-        terms: &Terms,
-        emulated_memory: Option<u64>,
-    ) -> Result<Done, String> {
-        let largest_of = |jobs: &[Job<T>]| jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
-        // The plan hears of it two updates later.
-        if let Some(most) = self.most_tokens.get().filter(|&most| largest_of(&jobs) > most) {
-            jobs = self.cut(jobs, most, terms.epoch_key)?;
-        }
-        let mut most_tokens = None;
-        loop {
-            let largest = largest_of(&jobs);
-            let attempt = match emulated_memory {
-                Some(most) if largest > most => Err(format!("out of memory (emulate.memory_tokens = {most})")),
-                _ => guarded(|| replica.gradients(&jobs, &terms.scales, terms.update_key)),
-            };
-            match attempt {
-                Ok(work) => return Ok(Done { work, most_tokens }),
-                Err(reason) if is_out_of_memory(&reason) => {
-                    let most = largest / 2;
-                    jobs = self.cut(jobs, most, terms.epoch_key).map_err(|why| format!("{reason}; {why}"))?;
-                    most_tokens = Some(most);
-                    self.most_tokens.set(most_tokens);
-                }
-                Err(reason) => return Err(reason),
-            }
-        }
-    }
-
-    /// The same samples in micro-batches of at most `most` tokens.
-    fn cut(&self, jobs: Vec<Job<T>>, most: u64, epoch_key: Key) -> Result<Vec<Job<T>>, String> {
-        let mut fitting = Vec::new();
-        let mut left: Vec<MicroBatch> = jobs.into_iter().rev().map(|job| job.micro).collect();
-        while let Some(micro) = left.pop() {
-            if micro.tokens() <= most {
-                let collated = loader::collate(&*self.task, Which::Train, micro, epoch_key);
-                fitting.push(collated.map_err(|error| error.to_string())?.job);
-            } else if micro.samples.len() > 1 {
-                let [first, second] = micro.halves();
-                left.extend([second, first]);
-            } else {
-                return Err(format!(
-                    "not even one sample of {} tokens fits: use a device with more memory, a smaller model or shorter samples",
-                    micro.longest
-                ));
-            }
-        }
-        Ok(fitting)
-    }
-}
-
-/// As engines and allocators say it.
-fn is_out_of_memory(reason: &str) -> bool {
-    let reason = reason.to_lowercase();
-    ["out of memory", "outofmemory", "out_of_memory", "memory allocation"].iter().any(|words| reason.contains(words))
-}
-
-/// How long this thread has been on a core. An emulated slowdown follows it rather than the clock, or waiting for a core
-/// would be multiplied too. Linux only; None elsewhere.
-fn thread_cpu_time() -> Option<Duration> {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    stat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
-}
-
-/// Burn reports failures by panicking: here they become errors that name the device.
-pub(crate) fn guarded<R>(work: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        Err(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned()))
-    })
 }

@@ -90,7 +90,7 @@ pub(crate) fn evaluate<T: Task>(
             next = order(crew, &mut planner, k + 1)?;
         }
         let mut times = Vec::new();
-        for (part, compute) in crew.devices.evaluate(work.devices)? {
+        for (part, compute) in crew.devices.evaluate(work.devices, work.epoch_key)? {
             times.push(compute.as_micros() as u64);
             merge(&mut totals, part);
         }
@@ -185,7 +185,7 @@ fn as_rank_0(group: &mut Group, mine: Vec<f64>) -> Result<Vec<f64>, TrainError> 
     postcard::from_bytes(&bytes).map_err(|error| undecodable(0, &error))
 }
 
-fn merge(totals: &mut Totals, part: Totals) {
+pub(crate) fn merge(totals: &mut Totals, part: Totals) {
     totals.samples += part.samples;
     add(&mut totals.counts, part.counts);
     add(&mut totals.losses, part.losses);

@@ -1,10 +1,14 @@
 //! Between a module's tensors and the one flat buffer that the wire and the optimizer see. The only place that knows how
 //! parameters are ordered, named and differentiated; devices call it, nothing else does.
+//!
+//! In host memory each tensor is copied by itself. To and from a GPU the buffer travels in few large pieces, since each
+//! transfer waits for the device; there they are cut up and put together.
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use burn::tensor::{Device, Gradients, Shape, Tensor, TensorData};
+use hetseq_kernels::is_host;
 use hetseq_models::{Network, ParameterPath};
 use hetseq_optim::{Layout, OptimError};
 use hetseq_random::Key;
@@ -50,14 +54,53 @@ pub(crate) fn initial<M: Network>(model: &M, layout: &Layout, seed: u64) -> Vec<
 
 /// The model with `flat` as its parameters, each a fresh autodiff leaf: cloned leaves share an id, and replicas on
 /// several threads would then grow into one graph.
-pub(crate) fn load<M: Module>(model: M, flat: &Arc<Vec<f32>>, device: &Device) -> M {
-    model.map(&mut LoadMapper { flat, at: 0, device })
+pub(crate) fn load<M: Module>(model: M, flat: &[f32], layout: &Layout, device: &Device) -> M {
+    let mut pieces = if is_host(device) { Vec::new() } else { pieces(layout, PIECE) };
+    pieces.reverse();
+    model.map(&mut LoadMapper { flat, at: 0, device, pieces, uploaded: None })
+}
+
+/// So many numbers go over at once: enough to fill the line, and no more than every driver takes in one buffer (64 of 128 MiB).
+const PIECE: usize = 16 << 20;
+
+/// The layout cut between parameters, into parts of at most `most` numbers, or of one parameter that is larger.
+fn pieces(layout: &Layout, most: usize) -> Vec<Range<usize>> {
+    let mut pieces: Vec<Range<usize>> = Vec::new();
+    for range in layout.entries().iter().map(|entry| &entry.range) {
+        match pieces.last_mut() {
+            Some(piece) if range.end - piece.start <= most => piece.end = range.end,
+            _ => pieces.push(range.clone()),
+        }
+    }
+    pieces
 }
 
 struct LoadMapper<'a> {
     flat: &'a [f32],
     at: usize,
     device: &'a Device,
+    /// Those to come, the next one last; none in host memory.
+    pieces: Vec<Range<usize>>,
+    /// On the device, and where it begins.
+    uploaded: Option<(usize, Tensor<1>)>,
+}
+
+impl LoadMapper<'_> {
+    fn tensor<const D: usize>(&mut self, range: Range<usize>, shape: Shape) -> Tensor<D> {
+        if self.pieces.last().is_some_and(|piece| piece.start == range.start)
+            && let Some(piece) = self.pieces.pop()
+        {
+            let data = TensorData::new(self.flat[piece.clone()].to_vec(), [piece.len()]);
+            self.uploaded = Some((piece.start, Tensor::from_data(data, &self.device.clone().inner())));
+        }
+        match &self.uploaded {
+            Some((start, piece)) => {
+                let part = piece.clone().slice([range.start - start..range.end - start]).reshape(shape);
+                if self.device.is_autodiff() { part.autodiff() } else { part }
+            }
+            None => Tensor::from_data(TensorData::new(self.flat[range].to_vec(), shape), self.device),
+        }
+    }
 }
 
 impl ModuleMapper for LoadMapper<'_> {
@@ -68,8 +111,7 @@ impl ModuleMapper for LoadMapper<'_> {
         let shape = param.lazy_shape();
         let range = self.at..self.at + shape.num_elements();
         self.at = range.end;
-        let data = TensorData::new(self.flat[range].to_vec(), shape);
-        Param::from_tensor(Tensor::from_data(data, self.device))
+        Param::from_tensor(self.tensor(range, shape))
     }
 }
 
@@ -85,16 +127,45 @@ impl Accumulator {
         model.visit(&mut visitor);
     }
 
-    /// The sums in the flat layout, with room for `more` numbers behind them; a parameter without a gradient contributes
+    /// The sums in the flat layout, then what comes `behind` them, `more` numbers; a parameter without a gradient contributes
     /// zeros. Entries of a layout follow each other without gaps, so nothing has to be cleared first.
-    pub(crate) fn download(self, layout: &Layout, more: usize) -> Result<Vec<f32>, String> {
+    pub(crate) fn download(
+        self,
+        layout: &Layout,
+        behind: Option<Tensor<1>>,
+        more: usize,
+        device: &Device,
+    ) -> Result<Vec<f32>, String> {
         let mut flat = Vec::with_capacity(layout.len() + more);
-        let sums = self.sums.into_iter().chain(std::iter::repeat_with(|| None));
-        for (entry, sum) in layout.entries().iter().zip(sums) {
-            match sum {
-                Some(sum) => append(sum, entry.range.len(), &mut flat)?,
-                None => flat.resize(entry.range.end, 0.0),
+        let Some(behind) = behind else {
+            flat.resize(layout.len() + more, 0.0);
+            return Ok(flat);
+        };
+        let mut sums = self.sums.into_iter().chain(std::iter::repeat_with(|| None));
+        if is_host(device) {
+            for (entry, sum) in layout.entries().iter().zip(sums) {
+                match sum {
+                    Some(sum) => append(sum, entry.range.len(), &mut flat)?,
+                    None => flat.resize(entry.range.end, 0.0),
+                }
             }
+            append(behind, more, &mut flat)?;
+            return Ok(flat);
+        }
+        let (device, mut entries, mut behind) =
+            (device.clone().inner(), layout.entries().iter().peekable(), Some(behind));
+        for piece in pieces(layout, PIECE) {
+            let mut parts = Vec::new();
+            while let Some(entry) = entries.next_if(|entry| entry.range.end <= piece.end) {
+                let sum = sums.next().flatten();
+                parts.push(sum.unwrap_or_else(|| Tensor::zeros([entry.range.len()], &device)));
+            }
+            let mut count = piece.len();
+            if entries.peek().is_none() {
+                parts.extend(behind.take());
+                count += more;
+            }
+            append(Tensor::cat(parts, 0), count, &mut flat)?;
         }
         Ok(flat)
     }
@@ -155,12 +226,21 @@ mod tests {
     }
 
     #[test]
+    fn pieces_end_between_parameters() {
+        let entries = [3, 4, 20, 1, 2, 3].into_iter().enumerate();
+        let layout = Layout::new(entries.map(|(i, size)| (format!("p{i}"), vec![size]))).unwrap();
+        assert_eq!(pieces(&layout, 8), [0..7, 7..27, 27..33]);
+        assert_eq!(pieces(&layout, 1000), [0..33]);
+        assert_eq!(pieces(&layout, 1).len(), 6);
+    }
+
+    #[test]
     fn what_is_loaded_is_what_the_gradient_is_taken_at() {
         let device = Device::flex().autodiff();
         let model = ConvNet::new(1, 8, 8, 3, &device);
         let layout = layout_of(&model).unwrap();
-        let flat = Arc::new(initial(&model, &layout, 3));
-        let model = load(model, &flat, &device);
+        let flat = initial(&model, &layout, 3);
+        let model = load(model, &flat, &layout, &device);
         let mut seen = Vec::new();
         struct Values<'a>(&'a mut Vec<f32>);
         impl ModuleVisitor for Values<'_> {
@@ -169,7 +249,7 @@ mod tests {
             }
         }
         model.visit(&mut Values(&mut seen));
-        assert_eq!(seen, *flat);
+        assert_eq!(seen, flat);
 
         // The bias of the last layer: the gradient of a sum of outputs is the number of samples.
         let images = Tensor::<4>::ones([5, 1, 8, 8], &device);
@@ -178,8 +258,9 @@ mod tests {
             let mut gradients = model.forward(images.clone(), 0.0, &[]).sum().backward();
             sums.add(&model, &mut gradients);
         }
-        let out = sums.download(&layout, 0).unwrap();
-        assert_eq!(out.len(), layout.len());
+        let behind = Tensor::from_data([7.0f32], &Device::flex());
+        let mut out = sums.download(&layout, Some(behind), 1, &device).unwrap();
+        assert_eq!((out.len(), out.pop()), (layout.len() + 1, Some(7.0)));
         assert_eq!(out[layout.get("fc2.bias").unwrap().range.clone()], [10.0; 3]);
         assert!(out.iter().all(|x| x.is_finite()));
     }

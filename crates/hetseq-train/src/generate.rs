@@ -13,6 +13,7 @@ use rayon::ThreadPool;
 
 use crate::checkpoint::Checkpoints;
 use crate::devices::{DeviceSpec, guarded};
+use crate::engine;
 use crate::error::TrainError;
 use crate::tasks::translation::{self, Sentence};
 use crate::weights;
@@ -85,15 +86,19 @@ impl Generator {
         translation::fits(&config, &tokenizer)
             .map_err(|reason| TrainError::Config(format!("{}: {reason}", checkpoint.display())))?;
         let mut workers = Vec::new();
-        for (index, spec) in options.devices.iter().enumerate() {
-            let name = format!("cpu:{index}");
-            let failed = |reason: rayon::ThreadPoolBuildError| TrainError::Device {
-                device: name.clone(),
-                doing: "starting",
-                reason: reason.to_string(),
+        for spec in &options.devices {
+            let name = spec.name.clone();
+            let failed = |reason: String| TrainError::Device { device: name.clone(), doing: "starting", reason };
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(spec.threads()).build();
+            let pool = pool.map_err(|error| failed(error.to_string()))?;
+            let device = match engine::open(&spec.place) {
+                Ok(device) => device,
+                Err(reason) if spec.is_optional => {
+                    tracing::warn!("{name} is left out: {reason}");
+                    continue;
+                }
+                Err(reason) => return Err(failed(reason)),
             };
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(spec.threads).build().map_err(failed)?;
-            let device = Device::flex();
             let shares = config.share_encoder_decoder_embeddings;
             let rename = |theirs: &str| parameter_name(theirs, shares);
             let (model, found) = weights::load(Transformer::new(&config, &device), &checkpoint, &rename, &device)?;

@@ -32,6 +32,12 @@ pub(crate) struct Header {
     pub(crate) devices: Vec<DeviceTime>,
     /// What this rank did beside.
     pub(crate) rank: RankTime,
+    /// What losses are multiplied by where products are in `f16`; the same everywhere.
+    pub(crate) loss_scale: f32,
+    /// Whether gradients of the update that was just computed have overflowed; none if this rank has no device in `f16`.
+    pub(crate) overflow: Option<bool>,
+    /// Devices that failed since the last header.
+    pub(crate) lost: Vec<LostDevice>,
     /// Samples of this update that this rank could not read; they are counted in `samples`, but not in `counts`.
     pub(crate) skipped: Vec<Skipped>,
 }
@@ -45,6 +51,16 @@ pub(crate) struct DeviceTime {
     pub(crate) after_micros: u64,
     /// It ran out of memory: from now on at most so many tokens in a micro-batch.
     pub(crate) most_tokens: Option<u64>,
+}
+
+/// A device that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LostDevice {
+    /// In a header of its rank, afterwards of the group.
+    pub(crate) device: usize,
+    pub(crate) reason: String,
+    /// Its rank's CPU computes in its place.
+    pub(crate) has_stand_in: bool,
 }
 
 /// Where a rank's time went beside its devices'.
@@ -71,6 +87,9 @@ pub(crate) struct Agreed {
     /// Of all devices of the group, rank by rank.
     pub(crate) devices: Vec<DeviceTime>,
     pub(crate) ranks: Vec<RankTime>,
+    /// Whether gradients have overflowed anywhere; none if no device computes in `f16`.
+    pub(crate) overflow: Option<bool>,
+    pub(crate) lost: Vec<LostDevice>,
     pub(crate) skipped: Vec<Skipped>,
 }
 
@@ -91,6 +110,7 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
     same(headers, "the parameter layout", |header| header.layout)?;
     same(headers, "the number of loss terms", |header| header.counts.len() as u64)?;
     same(headers, "the parameters", |header| header.checksum.unwrap_or_default())?;
+    same(headers, "the loss scale", |header| u64::from(header.loss_scale.to_bits()))?;
     let samples: u64 = headers.iter().map(|header| header.samples).sum();
     if samples != expected {
         let detail = format!("{samples} samples are taken of {expected}");
@@ -102,6 +122,11 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
             *sum += count;
         }
     }
+    let (mut lost, mut before) = (Vec::new(), 0);
+    for header in headers {
+        lost.extend(header.lost.iter().map(|lost| LostDevice { device: before + lost.device, ..lost.clone() }));
+        before += header.devices.len();
+    }
     Ok(Agreed {
         counts,
         stop: headers.iter().any(|header| header.stop),
@@ -111,6 +136,8 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
         best: first.best,
         devices: headers.iter().flat_map(|header| header.devices.iter().copied()).collect(),
         ranks: headers.iter().map(|header| header.rank).collect(),
+        overflow: headers.iter().filter_map(|header| header.overflow).reduce(|any, one| any | one),
+        lost,
         skipped: headers.iter().flat_map(|header| header.skipped.iter().cloned()).collect(),
     })
 }
@@ -158,8 +185,30 @@ mod tests {
             best: None,
             devices: vec![DeviceTime { micros: 10, ..DeviceTime::default() }],
             rank: RankTime { data_micros: samples, ..RankTime::default() },
+            loss_scale: 8.0,
+            overflow: None,
+            lost: Vec::new(),
             skipped: vec![Skipped { sample: samples as u32, reason: "torn".to_owned() }],
         }
+    }
+
+    #[test]
+    fn one_overflow_is_everybodys() {
+        let with = |overflow| Header { overflow, ..header(3, 3) };
+        let agreed = |votes: [Option<bool>; 2]| agree(&votes.map(with), 6).unwrap().overflow;
+        assert_eq!(agreed([None, None]), None);
+        assert_eq!(agreed([Some(false), None]), Some(false));
+        assert_eq!(agreed([Some(false), Some(true)]), Some(true));
+        let other = Header { loss_scale: 4.0, ..header(3, 3) };
+        assert_eq!(agree(&[header(3, 3), other], 6).unwrap_err().what, "the loss scale");
+    }
+
+    #[test]
+    fn lost_devices_are_counted_over_all_ranks() {
+        let lost = LostDevice { device: 0, reason: "gone".to_owned(), has_stand_in: false };
+        let second = Header { lost: vec![lost], ..header(3, 3) };
+        let agreed = agree(&[header(3, 3), second], 6).unwrap();
+        assert_eq!(agreed.lost.iter().map(|lost| lost.device).collect::<Vec<_>>(), [1]);
     }
 
     #[test]

@@ -15,9 +15,10 @@ use crate::error::TrainError;
 use crate::task::Task;
 
 /// Keys that may differ from rank to rank. A section name stands for all its keys.
-const LOCAL: [&str; 18] = [
+const LOCAL: [&str; 19] = [
     "run.dir",
     "run.devices",
+    "run.precision",
     "run.log_every",
     "run.loader_threads",
     "run.memory_mib",

@@ -79,7 +79,7 @@ pub(crate) fn pool(
     devices: &[DeviceSpec],
     cores: NonZeroUsize,
 ) -> Result<Arc<ThreadPool>, TrainError> {
-    let busy = devices.iter().map(|device| device.threads).sum();
+    let busy = devices.iter().map(DeviceSpec::threads).sum();
     let pool = ThreadPoolBuilder::new()
         .num_threads(asked.unwrap_or_else(|| spare_threads(cores.get(), busy)))
         .thread_name(|i| format!("loader.{i}"))

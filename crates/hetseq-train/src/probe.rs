@@ -2,8 +2,8 @@
 //! lengths take, and how large they may be until memory runs out. The planner starts from these tables; what changes
 //! later is followed by its drift control. Called once per group by `crew.rs`.
 //!
-//! All devices run the same size at the same time, as they will when training: they share the machine's memory and its
-//! bandwidth. Sizes double, each under a guard: the next is run only if the memory it is expected to need is there, if the time
+//! All devices run at the same time, as they will when training: they share the machine's memory and its bandwidth. Those that are
+//! alike run the same size. Sizes double, each under a guard: the next is run only if the memory it is expected to need is there, if the time
 //! is, and if larger ones still got faster. What was found is kept in the run directory, so that the next start only
 //! corrects it to the speed of that day.
 
@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use hetseq_balance::{CostTable, DeviceProfile, Point};
 use hetseq_data::{Costs, GlobalBatch};
+use hetseq_kernels::Precision;
 use hetseq_random::Key;
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
-use crate::devices::{Devices, LocalSum, Terms};
+use crate::devices::{DeviceSpec, Devices, LocalSum, Terms};
 use crate::error::TrainError;
 use crate::loader::{self, Job, MicroBatch};
 use crate::memory;
@@ -54,6 +55,39 @@ pub(crate) struct Probed {
     pub(crate) is_new: bool,
 }
 
+/// Devices that are alike, and so are measured together and at the same size: the devices of a CPU, or a single GPU.
+struct Class {
+    /// Of this process.
+    devices: Vec<usize>,
+    is_gpu: bool,
+    /// What bounds it.
+    limits: Limits,
+    /// More than these did not fit.
+    out_of_memory: Option<u32>,
+}
+
+/// Devices of the same kind are alike.
+fn kind_of(spec: &DeviceSpec, precision: Precision) -> String {
+    if spec.is_gpu() { spec.name.clone() } else { format!("{} {precision}", spec.threads()) }
+}
+
+fn classes<T: Task>(devices: &Devices<T>, limits: &Limits) -> Vec<Class> {
+    let mut classes: Vec<(String, Class)> = Vec::new();
+    for (at, (spec, precision)) in devices.specs().enumerate() {
+        let (is_gpu, key) = (spec.is_gpu(), kind_of(spec, precision));
+        match classes.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, class)) => class.devices.push(at),
+            None => {
+                // What a GPU needs is not taken from the memory that can be watched; it says by itself when it has no more.
+                let memory_bytes = if is_gpu { None } else { limits.memory_bytes };
+                let limits = Limits { memory_bytes, ..limits.clone() };
+                classes.push((key, Class { devices: vec![at], is_gpu, limits, out_of_memory: None }));
+            }
+        }
+    }
+    classes.into_iter().map(|(_, class)| class).collect()
+}
+
 /// Measure all devices, or take over what is `known` from an earlier start if that is still true.
 pub(crate) fn probe<T: Task>(
     task: &T,
@@ -64,76 +98,111 @@ pub(crate) fn probe<T: Task>(
 ) -> Result<Probed, TrainError> {
     let names: Vec<String> = devices.names().map(str::to_owned).collect();
     let costs = task.costs(Which::Train);
+    let mut classes = classes(devices, limits);
     let mut bench = Bench { task, devices, pool, costs: &costs, is_warm: false };
     if let Some(known) = known
-        && let Some(devices) = bench.corrected(known)?
+        && let Some(devices) = bench.corrected(known, &classes)?
     {
         return Ok(Probed { devices, is_new: false });
     }
     tracing::info!("measuring what the devices can do, for at most {} s", limits.budget.as_secs());
     let mut points: Vec<Vec<Point>> = vec![Vec::new(); names.len()];
     let mut after = vec![Duration::ZERO; names.len()];
-    let mut out_of_memory = None;
     let started = Instant::now();
     let lengths = sizes::lengths(&costs);
     // The longest first: what is freed stays with the process, so only there growth shows for what it is.
     for (at, &tokens) in lengths.iter().rev().enumerate() {
         let left = limits.budget.saturating_sub(started.elapsed()) / (lengths.len() - at) as u32;
         let held = || memory::anonymous_bytes().map_or(0, |held| held + limits.reserved_bytes);
-        let mut guard = Guard::new(limits, tokens, left, held());
-        let candidates = sizes::samples(&costs, tokens, guard.most());
-        while let Step::Run(samples) = guard.next() {
-            let measured = bench.time(&candidates[..samples as usize], tokens)?;
-            let bytes = held();
-            if let Some(most) = measured.most_tokens {
-                // What did not fit is no measurement, and nothing larger need be tried.
-                out_of_memory = Some(out_of_memory.map_or(most, |known: u32| known.min(most)));
+        let guard = |class: &Class| Guard::new(&class.limits, tokens, left, held());
+        let mut guards: Vec<Guard> = classes.iter().map(guard).collect();
+        let most = guards.iter().map(Guard::most).max().unwrap_or(1);
+        let candidates = sizes::samples(&costs, tokens, most);
+        // A round: each class at its next size, all at the same time, as they will when training.
+        loop {
+            let next = |(class, guard): (&Class, &Guard)| match guard.next() {
+                Step::Run(samples) if class.out_of_memory.is_none() => Some(samples),
+                _ => None,
+            };
+            let sizes: Vec<Option<u32>> = classes.iter().zip(&guards).map(next).collect();
+            if sizes.iter().all(Option::is_none) {
                 break;
             }
-            for (device, (micros, after_s)) in measured.devices.iter().enumerate() {
-                points[device].push(Point { samples, tokens, micros: *micros, bytes });
-                after[device] = *after_s;
+            let measured = bench.time(&classes, &sizes, &candidates, tokens)?;
+            let bytes = held();
+            for ((class, guard), size) in classes.iter_mut().zip(&mut guards).zip(&sizes) {
+                let Some(samples) = *size else { continue };
+                let of_class = || class.devices.iter().map(|&device| &measured.devices[device]);
+                // What did not fit is no measurement, and nothing larger need be tried.
+                class.out_of_memory = of_class().filter_map(|device| device.most_tokens).min();
+                if class.out_of_memory.is_some() {
+                    continue;
+                }
+                let slowest = of_class().map(|device| device.compute).max().unwrap_or_default();
+                for &device in &class.devices {
+                    let OfDevice { compute, after: after_it, .. } = measured.devices[device];
+                    let micros = compute.as_micros().max(1) as u64;
+                    points[device].push(Point { samples, tokens, micros, bytes });
+                    after[device] = after_it;
+                }
+                guard.ran(samples, slowest, bytes, slowest * measured.runs);
             }
-            guard.ran(samples, measured.slowest, bytes, measured.took);
         }
-        if let Some(needed) = guard.impossible() {
-            return Err(TrainError::Device {
-                device: names.first().cloned().unwrap_or_default(),
-                doing: "measuring how large micro-batches may be",
-                reason: sizes::too_small(needed, limits.memory_bytes.unwrap_or(0), tokens),
-            });
+        for (class, guard) in classes.iter().zip(&guards) {
+            if let Some(needed) = guard.impossible() {
+                return Err(TrainError::Device {
+                    device: names.get(class.devices[0]).cloned().unwrap_or_default(),
+                    doing: "measuring how large micro-batches may be",
+                    reason: sizes::too_small(needed, limits.memory_bytes.unwrap_or(0), tokens),
+                });
+            }
         }
     }
-    let max_tokens = [sizes::cap(&points, &lengths, limits), out_of_memory].into_iter().flatten().min();
+    let mut max_tokens = vec![None; names.len()];
+    for class in &classes {
+        let by_memory = sizes::cap(&points[class.devices[0]], &lengths, &class.limits);
+        for &device in &class.devices {
+            max_tokens[device] = [by_memory, class.out_of_memory].into_iter().flatten().min();
+        }
+    }
     let mut found = Vec::new();
-    for ((name, points), after) in names.into_iter().zip(points).zip(after) {
+    for (((name, points), after), max_tokens) in names.into_iter().zip(points).zip(after).zip(max_tokens) {
         let table = CostTable::new(sizes::without_noise(points))
             .map_err(|reason| TrainError::Config(format!("{name} could not be measured: {reason}")))?;
-        found.push(DeviceProfile {
-            name,
-            table,
-            after_s: after.as_secs_f64(),
-            weight: 1.0,
-            max_tokens,
-            max_samples: limits.max_samples,
-        });
+        let (after_s, max_samples) = (after.as_secs_f64(), limits.max_samples);
+        found.push(DeviceProfile { name, table, after_s, weight: 1.0, max_tokens, max_samples });
     }
     Ok(Probed { devices: found, is_new: true })
 }
 
-/// For people, about the first of `count` devices.
-pub(crate) fn in_words(device: &DeviceProfile, count: usize, is_new: bool) -> String {
+/// For people, a line for each kind of device.
+pub(crate) fn in_words<T: Task>(devices: &Devices<T>, profiles: &[DeviceProfile], is_new: bool) -> Vec<String> {
+    let mut kinds: Vec<(String, usize, &DeviceProfile, Precision)> = Vec::new();
+    for ((spec, precision), profile) in devices.specs().zip(profiles) {
+        let kind = kind_of(spec, precision);
+        match kinds.iter_mut().find(|(known, ..)| *known == kind) {
+            Some((_, count, ..)) => *count += 1,
+            None => kinds.push((kind, 1, profile, precision)),
+        }
+    }
+    kinds.into_iter().map(|(_, count, profile, precision)| of_kind(profile, count, precision, is_new)).collect()
+}
+
+fn of_kind(device: &DeviceProfile, count: usize, precision: Precision, is_new: bool) -> String {
     let DeviceProfile { name, table, .. } = device;
     let tokens = table.points().last().map_or(1, |point| point.tokens);
     let samples = table.best_samples(tokens);
     let speed = f64::from(samples) / table.seconds(samples, tokens).max(1e-9);
-    let others = if count > 1 { format!(" ({count} such devices)") } else { String::new() };
     // Only what is less than would be of use.
     let largest = table.points().iter().map(|point| point.samples.saturating_mul(point.tokens)).max().unwrap_or(0);
     let memory = device.max_tokens.filter(|&most| most < largest.saturating_mul(2));
     let memory = memory.map_or_else(String::new, |most| format!(", at most {most} tokens at once"));
+    let precision = if precision == Precision::F32 { String::new() } else { format!(", products in {precision}") };
+    let others = if count > 1 { format!(" ({count} such devices)") } else { String::new() };
     let when = if is_new { "measured" } else { "as measured at an earlier start" };
-    format!("{name}{others}: {speed:.1} samples/s of {tokens} tokens in micro-batches of {samples}{memory}, {when}")
+    format!(
+        "{name}{others}: {speed:.1} samples/s of {tokens} tokens in micro-batches of {samples}{memory}{precision}, {when}"
+    )
 }
 
 struct Bench<'a, T: Task> {
@@ -145,68 +214,113 @@ struct Bench<'a, T: Task> {
 }
 
 struct Measured {
-    /// Per device: own time over a micro-batch in microseconds, and after it.
-    devices: Vec<(u64, Duration)>,
-    slowest: Duration,
-    /// In all, runs to warm up included.
-    took: Duration,
-    /// A device ran out of memory with more tokens than these.
+    /// All devices, those without work too.
+    devices: Vec<OfDevice>,
+    /// How often each was run.
+    runs: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+struct OfDevice {
+    /// Own time over a micro-batch, and after it.
+    compute: Duration,
+    after: Duration,
+    /// It ran out of memory with more tokens than these.
     most_tokens: Option<u32>,
 }
 
 impl<T: Task> Bench<'_, T> {
-    /// The mean of several runs of one size.
-    fn time(&mut self, samples: &[u32], tokens: u32) -> Result<Measured, TrainError> {
-        let started = Instant::now();
-        let micro = MicroBatch { samples: samples.to_vec(), longest: tokens };
-        if !std::mem::replace(&mut self.is_warm, true) {
-            self.run(&micro)?;
+    /// The means of several runs, each class with as many of the `candidates` as `sizes` says, none for a class that rests.
+    fn time(
+        &mut self,
+        classes: &[Class],
+        sizes: &[Option<u32>],
+        candidates: &[u32],
+        tokens: u32,
+    ) -> Result<Measured, TrainError> {
+        let mut micros: Vec<Option<MicroBatch>> = vec![None; self.devices.names().count()];
+        let mut to_warm = micros.clone();
+        let is_cold = !std::mem::replace(&mut self.is_warm, true);
+        for (class, size) in classes.iter().zip(sizes) {
+            let samples = size.map(|size| candidates[..size as usize].to_vec());
+            for &device in &class.devices {
+                micros[device] = samples.clone().map(|samples| MicroBatch { samples, longest: tokens });
+                // A GPU compiles and chooses its programs anew for each size.
+                if is_cold || class.is_gpu {
+                    to_warm[device].clone_from(&micros[device]);
+                }
+            }
         }
-        let (mut sums, mut runs, mut most_tokens) = (Vec::new(), 0, None);
+        if to_warm.iter().any(Option::is_some) {
+            self.run(&to_warm)?;
+        }
+        let (mut sums, mut runs) = (vec![OfDevice::default(); micros.len()], 0);
         let timed = Instant::now();
         while runs < RUNS || timed.elapsed() < LEAST {
-            let sum = self.run(&micro)?;
-            sums.resize(sum.devices.len(), (Duration::ZERO, Duration::ZERO));
-            for (sum, report) in sums.iter_mut().zip(&sum.devices) {
-                sum.0 += report.compute;
-                sum.1 += report.after;
+            for (sum, report) in sums.iter_mut().zip(self.run(&micros)?.devices) {
+                sum.compute += report.compute;
+                sum.after += report.after;
+                let most = report.most_tokens.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
+                sum.most_tokens = sum.most_tokens.into_iter().chain(most).min();
             }
-            most_tokens = sum.devices.iter().filter_map(|report| report.most_tokens).chain(most_tokens).min();
             runs += 1;
         }
-        let mean =
-            |(compute, after): &(Duration, Duration)| ((*compute / runs).as_micros().max(1) as u64, *after / runs);
-        let slowest = sums.iter().map(|(compute, _)| *compute / runs).max().unwrap_or_default();
-        let most_tokens = most_tokens.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
-        Ok(Measured { devices: sums.iter().map(mean).collect(), slowest, took: started.elapsed(), most_tokens })
+        let mean = |sum: OfDevice| OfDevice { compute: sum.compute / runs, after: sum.after / runs, ..sum };
+        Ok(Measured { devices: sums.into_iter().map(mean).collect(), runs })
     }
 
-    /// One micro-batch on every device.
-    fn run(&mut self, micro: &MicroBatch) -> Result<LocalSum, TrainError> {
-        let (task, count) = (self.task, self.devices.names().count());
+    /// One micro-batch on each device, or none.
+    fn run(&mut self, micros: &[Option<MicroBatch>]) -> Result<LocalSum, TrainError> {
+        let task = self.task;
         let epoch_key = Key::root(0).name("probe");
-        let collate =
-            |_| loader::collate(task, Which::Train, micro.clone(), epoch_key).map(|collated| vec![collated.job]);
-        let jobs: Result<Vec<Vec<Job<T>>>, TrainError> =
-            self.pool.install(|| (0..count).into_par_iter().map(collate).collect());
+        let collate = |micro: &Option<MicroBatch>| -> Result<Vec<Job<T>>, TrainError> {
+            let Some(micro) = micro.clone() else { return Ok(Vec::new()) };
+            Ok(vec![loader::collate(task, Which::Train, micro, epoch_key)?.job])
+        };
+        let jobs: Result<Vec<Vec<Job<T>>>, TrainError> = self.pool.install(|| micros.par_iter().map(collate).collect());
         let scales = vec![1.0; task.terms().len()];
-        self.devices.begin(jobs?, Terms { scales, update_key: epoch_key, epoch_key })?;
-        self.devices.finish()
+        // What overflows takes as long as what does not.
+        let terms = Terms { update: 0, scales, loss_scale: 1.0, update_key: epoch_key, epoch_key };
+        self.devices.begin(jobs?, terms);
+        let sum = self.devices.finish()?;
+        // Before a run begins nobody else is asked to do what a device cannot.
+        match sum.lost.first() {
+            None => Ok(sum),
+            Some(lost) => Err(TrainError::Device {
+                device: self.devices.names().nth(lost.device).unwrap_or_default().to_owned(),
+                doing: "being measured",
+                reason: lost.reason.clone(),
+            }),
+        }
     }
 
     /// What was known, at the speed of today: by one micro-batch of the usual size. None if that has changed too much to be believed.
-    fn corrected(&mut self, known: &[DeviceProfile]) -> Result<Option<Vec<DeviceProfile>>, TrainError> {
+    fn corrected(
+        &mut self,
+        known: &[DeviceProfile],
+        classes: &[Class],
+    ) -> Result<Option<Vec<DeviceProfile>>, TrainError> {
         let Some(point) = known.first().and_then(|device| device.table.points().last().copied()) else {
             return Ok(None);
         };
-        let samples = known[0].table.best_samples(point.tokens);
-        let measured = self.time(&sizes::samples(self.costs, point.tokens, samples), point.tokens)?;
-        let correct = |(device, (micros, _)): (&DeviceProfile, &(u64, Duration))| {
-            let ratio = *micros as f64 * 1e-6 / device.table.seconds(samples, point.tokens);
-            let is_true = (STILL_TRUE.recip()..=STILL_TRUE).contains(&ratio);
-            is_true.then(|| DeviceProfile { table: device.table.scaled(ratio), ..device.clone() })
-        };
-        let has_memory = measured.most_tokens.is_none();
-        Ok(known.iter().zip(&measured.devices).map(correct).collect::<Option<Vec<_>>>().filter(|_| has_memory))
+        let tokens = point.tokens;
+        let usual = |class: &Class| known.get(class.devices[0]).map(|device| device.table.best_samples(tokens));
+        let sizes: Vec<Option<u32>> = classes.iter().map(usual).collect();
+        let most = sizes.iter().flatten().copied().max().unwrap_or(1);
+        let candidates = sizes::samples(self.costs, tokens, most);
+        let measured = self.time(classes, &sizes, &candidates, tokens)?;
+        let mut corrected = known.to_vec();
+        for (class, size) in classes.iter().zip(sizes) {
+            for &device in &class.devices {
+                let (Some(samples), Some(profile)) = (size, corrected.get_mut(device)) else { return Ok(None) };
+                let OfDevice { compute, most_tokens, .. } = measured.devices[device];
+                let ratio = compute.as_secs_f64().max(1e-6) / profile.table.seconds(samples, tokens);
+                if !(STILL_TRUE.recip()..=STILL_TRUE).contains(&ratio) || most_tokens.is_some() {
+                    return Ok(None);
+                }
+                profile.table = profile.table.scaled(ratio);
+            }
+        }
+        Ok(Some(corrected))
     }
 }

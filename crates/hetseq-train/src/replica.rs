@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use hetseq_kernels::is_host;
 use hetseq_optim::Layout;
 use hetseq_random::Key;
 
@@ -37,8 +38,14 @@ impl<T: Task> Replica<T> {
         Replica { task, layout, device, model, terms }
     }
 
-    pub(crate) fn load(&mut self, parameters: &Arc<Vec<f32>>) {
-        self.model = flat::load(self.model.clone(), parameters, &self.device);
+    pub(crate) fn load(&mut self, parameters: &[f32]) -> Result<(), String> {
+        self.model = flat::load(self.model.clone(), parameters, &self.layout, &self.device);
+        self.wait()
+    }
+
+    /// Until the device has done all it was told to, so that times are its own. Nothing to wait for in host memory.
+    fn wait(&self) -> Result<(), String> {
+        if is_host(&self.device) { Ok(()) } else { self.device.sync().map_err(|error| error.to_string()) }
     }
 
     /// Gradients of `sum over terms of scales[t] * loss sum t`, added up over the micro-batches on the device and
@@ -65,12 +72,9 @@ impl<T: Task> Replica<T> {
             });
             pass.tape.backward(&minimised, |gradients| sums.add(&self.model, gradients));
         }
+        self.wait()?;
         let computed = start.elapsed();
-        let mut flat = sums.download(&self.layout, self.terms)?;
-        match losses {
-            Some(losses) => flat::append(losses, self.terms, &mut flat)?,
-            None => flat.resize(self.layout.len() + self.terms, 0.0),
-        }
+        let flat = sums.download(&self.layout, losses, self.terms, &self.device)?;
         Ok(Work { flat, compute: computed, after: start.elapsed() - computed })
     }
 

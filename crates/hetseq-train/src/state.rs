@@ -7,6 +7,7 @@ use hetseq_optim::Position;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Reset};
+use crate::loss_scale::LossScale;
 use crate::task::{Better, Metric};
 
 /// Raised when the meaning of a stored field changes.
@@ -28,6 +29,8 @@ pub(crate) struct State {
     pub(crate) scalars: BTreeMap<String, f64>,
     pub(crate) plan: PlanKeys,
     pub(crate) best: Option<Best>,
+    #[serde(default)]
+    pub(crate) loss_scale: LossScale,
     pub(crate) limits: Limits,
     /// The last update, as estimated when the limits were set: a resume must not bend the schedule. None: to be estimated.
     pub(crate) total_updates: Option<u64>,
@@ -92,6 +95,7 @@ impl State {
                 data: data.to_owned(),
             },
             best: None,
+            loss_scale: LossScale::default(),
             limits: Limits { max_updates: config.run.max_updates, max_epochs: config.run.max_epochs },
             total_updates: None,
         }
@@ -190,6 +194,7 @@ mod tests {
             scalars: BTreeMap::from([("step".to_owned(), 43.0)]),
             plan: PlanKeys { seed: 1, global: "64".to_owned(), curriculum_epochs: 0, data: "aa".to_owned() },
             best: None,
+            loss_scale: LossScale::default(),
             limits: Limits { max_updates: Some(100), max_epochs: None },
             total_updates: Some(100),
         }

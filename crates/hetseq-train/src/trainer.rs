@@ -32,7 +32,7 @@ use crate::skips::Skips;
 use crate::state::{Best, State};
 use crate::task::{Metric, Task, Term};
 
-use agreement::{device_times, encoded};
+use agreement::{device_times, encoded, lost_devices};
 
 pub(crate) struct Trainer<T: Task> {
     pub(crate) crew: Crew<T>,
@@ -123,6 +123,8 @@ struct Global {
     losses: Vec<f64>,
     norm: f64,
     predicted_s: f64,
+    /// It overflowed somewhere: nobody uses it.
+    is_skipped: bool,
 }
 
 impl<T: Task> Trainer<T> {
@@ -146,7 +148,7 @@ impl<T: Task> Trainer<T> {
             let mut global;
             (global, next) = self.compute(&update, work, &agreed)?;
             self.order_next()?;
-            self.step(&mut global, &agreed)?;
+            self.step(&mut global, &agreed, next.agreed.overflow)?;
             self.state.cursor = self.after(&update);
             self.observe(&update, &global, &agreed, &next.agreed, started);
             if let Some(end) = self.pass_milestones(&update, &next.agreed)? {
@@ -172,12 +174,14 @@ impl<T: Task> Trainer<T> {
         })?;
         let weights: Vec<f64> = self.terms.iter().map(|term| term.weight).collect();
         let terms = Terms {
+            update: self.state.cursor.updates + 1,
             scales: header::scales(&weights, &agreed.counts),
+            loss_scale: self.state.loss_scale.get(),
             update_key: Key::root(self.config.run.seed).name("dropout").index(self.state.cursor.updates),
             epoch_key: work.epoch_key,
         };
         self.crew.group.at(at_update(self.state.cursor.updates + 1));
-        self.crew.devices.begin(work.devices, terms)?;
+        self.crew.devices.begin(work.devices, terms);
         let ordered = self.pulse.ordered.pop_front().unwrap_or_default();
         let after = self.after(update);
         let coming = self.itinerary.at(&after);
@@ -198,6 +202,7 @@ impl<T: Task> Trainer<T> {
             }
             mine.stop = stop.is_set();
             mine.devices = device_times(&local);
+            (mine.overflow, mine.lost) = (local.overflow, lost_devices(&local));
             adding = local.adding;
             Ok(Some(Contribution { note: encoded(&mine, rank)?, data: local.flat }))
         };
@@ -213,7 +218,8 @@ impl<T: Task> Trainer<T> {
         self.learn(&ordered, &agreed);
         let mut flat = summed.data;
         let losses = flat.split_off(self.crew.layout.len()).into_iter().map(f64::from).collect();
-        let global = Global { norm: 0.0, flat, losses, predicted_s: ordered.predicted_s };
+        let is_skipped = agreed.overflow == Some(true);
+        let global = Global { norm: 0.0, flat, losses, predicted_s: ordered.predicted_s, is_skipped };
         Ok((global, Next { coming: coming.zip(prepared), agreed }))
     }
 
@@ -232,10 +238,19 @@ impl<T: Task> Trainer<T> {
         next
     }
 
-    /// One pass of the optimizer, and the new parameters to the devices.
-    fn step(&mut self, global: &mut Global, agreed: &Agreed) -> Result<(), TrainError> {
+    /// One pass of the optimizer, and the new parameters to the devices; nothing if gradients in `f16` have overflowed.
+    fn step(&mut self, global: &mut Global, agreed: &Agreed, overflow: Option<bool>) -> Result<(), TrainError> {
         let started = Instant::now();
         let update = self.state.cursor.updates + 1;
+        let could_shrink = overflow.is_none_or(|has_overflowed| self.state.loss_scale.learn(has_overflowed));
+        if global.is_skipped && could_shrink {
+            let scale = self.state.loss_scale.get();
+            let message = format!(
+                "update {update} was skipped: gradients overflowed in f16; the loss scale is {scale} from now on"
+            );
+            self.observer.tell(&Event::Warning { message });
+            return Ok(());
+        }
         global.norm = global_norm(&global.flat);
         self.observer.gradient(update, &self.crew.layout, &global.flat)?;
         if !global.norm.is_finite() {
@@ -267,8 +282,9 @@ impl<T: Task> Trainer<T> {
         self.pulse.data_wait_s += data_wait_s;
         self.pulse.done += 1;
         self.observe_workers(seconds, next);
-        if self.observer.is_telling() {
-            let (loss, terms) = self.losses(global, agreed);
+        let (loss, terms) = self.losses(global, agreed);
+        // Of a skipped update the loss may be no number either.
+        if self.observer.is_telling() && loss.is_finite() {
             self.observer.tell(&Event::Update {
                 update: updates,
                 epoch: update.epoch + 1,
@@ -276,6 +292,7 @@ impl<T: Task> Trainer<T> {
                 terms,
                 samples: update.samples.len() as u64,
                 grad_norm: global.norm,
+                skipped: global.is_skipped,
                 lr: agreed.lr,
                 seconds,
                 data_wait_s,

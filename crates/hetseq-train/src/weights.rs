@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use burn::tensor::Device;
 use fs_err as fs;
@@ -59,7 +58,7 @@ pub fn load<M: Network>(
     let mut flat = initial(&model, &layout, 0);
     let found = read(path, &layout, rename, &mut flat)
         .map_err(|reason| TrainError::Checkpoint { path: path.to_owned(), reason })?;
-    let model = flat::load(model, &Arc::new(flat), &device.clone().autodiff());
+    let model = flat::load(model, &flat, &layout, &device.clone().autodiff());
     Ok((if device.is_autodiff() { model } else { model.valid() }, found))
 }
 

@@ -31,6 +31,7 @@ pub(crate) struct Job {
     cwd: Option<PathBuf>,
     /// A program and its arguments that runs the binary, such as one that sets limits first.
     under: Vec<String>,
+    deadline: Duration,
 }
 
 #[derive(Clone, Default)]
@@ -43,7 +44,8 @@ impl Job {
     pub(crate) fn new<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
         let under = Vec::new();
-        Job { args, ranks: vec![Rank::default()], port: free_port(), meets_in: None, cwd: None, under }
+        let ranks = vec![Rank::default()];
+        Job { args, ranks, port: free_port(), meets_in: None, cwd: None, under, deadline: DEADLINE }
     }
 
     /// `hetseq COMMAND configs/mnist.toml` on the drawn digits, with one device per rank.
@@ -85,6 +87,12 @@ impl Job {
     /// Where rank 0 listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// For what takes longer than the usual job.
+    pub(crate) fn within(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
     }
 
     pub(crate) fn in_dir(mut self, cwd: &Path) -> Self {
@@ -148,7 +156,7 @@ impl Job {
 
     /// Start and wait for the end.
     pub(crate) fn run(&self) -> Vec<Ended> {
-        self.start().wait(DEADLINE)
+        self.start().wait(self.deadline)
     }
 
     /// Start and wait until all ranks end with exit code 0; returns what rank 0 printed.

@@ -1,6 +1,7 @@
 //! The run that all others are held against: on one rank with one device, undisturbed. Mostly `configs/mnist.toml`.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
 use crate::cluster::Job;
@@ -43,15 +44,26 @@ impl Reference {
 
     /// Updates 1 to `last` of the run in `dir`, each once, with the losses of this run.
     pub(crate) fn assert_losses(&self, dir: &RunDir, last: u64, who: &str) {
+        self.assert_losses_within(&[(1..=20, 1e-5), (21..=100, 1e-4)], dir, last, who);
+    }
+
+    /// As [`Reference::assert_losses`], with other relative tolerances over ranges of updates.
+    pub(crate) fn assert_losses_within(
+        &self,
+        tolerances: &[(RangeInclusive<u64>, f64)],
+        dir: &RunDir,
+        last: u64,
+        who: &str,
+    ) {
         let losses = dir.losses();
         assert!(losses.keys().copied().eq(1..=last), "{who}: {losses:?}");
         let deviation = |(update, loss): (&u64, &f64)| (*update, (loss / self.losses[update] - 1.0).abs());
         let deviations: Vec<(u64, f64)> = losses.iter().map(deviation).collect();
-        for (updates, tolerance) in [(1..=20, 1e-5), (21..=100, 1e-4)] {
+        for (updates, tolerance) in tolerances {
             let part = deviations.iter().filter(|(update, _)| updates.contains(update));
             let Some((update, worst)) = part.max_by(|a, b| a.1.total_cmp(&b.1)) else { continue };
             eprintln!("{who}: losses of updates {updates:?} deviate by up to {worst:.1e}");
-            assert!(*worst <= tolerance, "{who}: the loss of update {update} is off by {worst:e}");
+            assert!(worst <= tolerance, "{who}: the loss of update {update} is off by {worst:e}");
         }
     }
 

@@ -55,7 +55,7 @@ fn a_wrong_key_names_its_place_and_the_nearest() {
 fn a_wrong_value_names_what_there_is() {
     let dir = RunDir::new();
     assert_refused(&train(&dir).set("run.task", "imges"), 2, &["run.task = \"imges\": this program knows images"]);
-    assert_refused(&train(&dir).set("run.devices", "gpu:0"), 2, &["run.devices: unknown device `gpu:0`: say `cpu`"]);
+    assert_refused(&train(&dir).set("run.devices", "tpu:0"), 2, &["run.devices: unknown device `tpu:0`: say `all`"]);
     let best = "checkpoint.best = \"acuracy\": this task measures accuracy, top5_accuracy, loss";
     assert_refused(&train(&dir).set("checkpoint.best", "acuracy"), 2, &[best]);
     assert_refused(&train(&dir).set("optim.lr", -1), 2, &["optim.lr = -1 must be zero or more"]);

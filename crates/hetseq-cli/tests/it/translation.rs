@@ -77,7 +77,7 @@ every = "never"
 "#;
 
 /// `hetseq train` from the corpus's directory, with one device per rank.
-fn train(dir: &RunDir, updates: u64) -> Job {
+pub(crate) fn train(dir: &RunDir, updates: u64) -> Job {
     let job = Job::new(["train", "run.toml"]).in_dir(corpus());
     job.set("run.dir", dir.path().display()).set("run.max_updates", updates)
 }

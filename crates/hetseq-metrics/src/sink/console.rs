@@ -224,6 +224,7 @@ mod tests {
                 terms: BTreeMap::new(),
                 samples: 8,
                 grad_norm: 1.0,
+                skipped: false,
                 lr: 0.1,
                 seconds: 2.0,
                 data_wait_s: 0.006,

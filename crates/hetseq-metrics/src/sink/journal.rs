@@ -102,6 +102,7 @@ mod tests {
             terms: BTreeMap::from([("loss".to_owned(), 1.5)]),
             samples: 8,
             grad_norm: 0.5,
+            skipped: false,
             lr: 0.1,
             seconds: 0.01,
             data_wait_s: 0.001,

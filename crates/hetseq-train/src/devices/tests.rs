@@ -12,9 +12,10 @@ use hetseq_data::Costs;
 use hetseq_kernels::dropout;
 use hetseq_models::Network;
 use hetseq_models::layers::Linear;
+use hetseq_optim::Layout;
 use hetseq_random::Key;
 
-use super::{DeviceSpec, Devices, Emulated, LocalSum, Terms};
+use super::{DeviceSpec, Devices, Emulated, LocalSum, Terms, Wanted};
 use crate::error::TrainError;
 use crate::flat;
 use crate::loader::{Job, MicroBatch};
@@ -85,8 +86,26 @@ fn gradients(
     scale: f32,
     update_key: Key,
 ) -> Result<LocalSum, TrainError> {
-    devices.begin(jobs, Terms { scales: vec![scale], update_key, epoch_key: Key::root(0) })?;
+    devices.begin(jobs, terms(0, scale, update_key));
     devices.finish()
+}
+
+fn terms(update: u64, scale: f32, update_key: Key) -> Terms {
+    Terms { update, scales: vec![scale], loss_scale: 1.0, update_key, epoch_key: Key::root(0) }
+}
+
+fn start(devices: &[DeviceSpec]) -> (Devices<Toy>, Arc<Layout>) {
+    let task = Arc::new(Toy);
+    let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
+    (Devices::start(&task, &layout, devices, Wanted::F32, PATIENCE).unwrap(), layout)
+}
+
+fn cpus(count: usize) -> Vec<DeviceSpec> {
+    (0..count).map(|index| DeviceSpec::cpu(index, 1)).collect()
+}
+
+fn initial(layout: &Layout) -> Arc<Vec<f32>> {
+    Arc::new(flat::initial(&Toy.model(&Device::flex()), layout, 5))
 }
 
 const THREADS: usize = 4;
@@ -94,18 +113,14 @@ const STEPS: u32 = 1000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn steps() {
-    let task = Arc::new(Toy);
-    let device = Device::flex().autodiff();
-    let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
-    let mut parameters = Arc::new(flat::initial(&task.model(&device), &layout, 5));
-    let mut devices =
-        Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; THREADS], PATIENCE).unwrap();
-    let mut alone = Replica::new(task, layout.clone(), device);
+    let (mut devices, layout) = start(&cpus(THREADS));
+    let mut parameters = initial(&layout);
+    let mut alone = Replica::new(Arc::new(Toy), layout.clone(), Device::flex().autodiff());
     for step in 0..STEPS {
         let key = Key::root(1).index(u64::from(step));
         devices.load(&parameters).unwrap();
         let sum = gradients(&mut devices, (0..THREADS).map(|_| vec![job(step)]).collect(), 0.25, key).unwrap();
-        alone.load(&parameters);
+        alone.load(&parameters).unwrap();
         let one = alone.gradients(&[job(step)], &[0.25], key).unwrap().flat;
         // The same additions in the same order as over the devices: equal bits, or a replica went its own way.
         let expected: Vec<f32> = one.iter().map(|g| ((g + g) + g) + g).collect();
@@ -128,9 +143,7 @@ fn four_threads_take_a_thousand_steps_in_step() {
 
 #[test]
 fn a_panic_on_a_device_is_an_error_that_names_it() {
-    let task = Arc::new(Toy);
-    let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
-    let mut devices = Devices::start(&task, &layout, &[DeviceSpec { threads: 1 }], PATIENCE).unwrap();
+    let (mut devices, _) = start(&cpus(1));
     // A batch of another width than the model's: Burn panics on the shapes.
     let batch = TensorData::new(vec![0.0f32; 10], [2, 5]);
     let jobs = vec![vec![Job { micro: MicroBatch { samples: vec![0, 1], longest: 1 }, batch }]];
@@ -142,10 +155,8 @@ fn a_panic_on_a_device_is_an_error_that_names_it() {
 
 #[test]
 fn a_device_without_work_contributes_zeros() {
-    let task = Arc::new(Toy);
-    let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
-    let mut devices = Devices::start(&task, &layout, &[const { DeviceSpec { threads: 1 } }; 2], PATIENCE).unwrap();
-    devices.load(&Arc::new(flat::initial(&task.model(&Device::flex()), &layout, 5))).unwrap();
+    let (mut devices, layout) = start(&cpus(2));
+    devices.load(&initial(&layout)).unwrap();
     let some = gradients(&mut devices, vec![vec![job(0)], vec![]], 1.0, Key::root(0)).unwrap();
     assert_eq!(some.flat.len(), layout.len() + 1);
     assert!(some.flat.iter().any(|&x| x != 0.0));
@@ -155,15 +166,13 @@ fn a_device_without_work_contributes_zeros() {
 
 #[test]
 fn too_little_memory_makes_smaller_micro_batches_and_the_same_sums() {
-    let task = Arc::new(Toy);
-    let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
-    let mut devices = Devices::start(&task, &layout, &[DeviceSpec { threads: 1 }], PATIENCE).unwrap();
-    devices.load(&Arc::new(flat::initial(&task.model(&Device::flex()), &layout, 5))).unwrap();
+    let (mut devices, layout) = start(&cpus(1));
+    devices.load(&initial(&layout)).unwrap();
     let jobs = || vec![vec![job(0), job(4)]];
     let plenty = gradients(&mut devices, jobs(), 1.0, Key::root(3)).unwrap();
     assert_eq!(plenty.devices[0].most_tokens, None);
     let mut with = |tokens| {
-        devices.emulate(Emulated { slowdown: 1.0, most_tokens: Some(tokens) });
+        devices.emulate(Emulated { most_tokens: Some(tokens), ..Emulated::default() });
         gradients(&mut devices, jobs(), 1.0, Key::root(3))
     };
     let little = with(1).unwrap();
@@ -173,4 +182,67 @@ fn too_little_memory_makes_smaller_micro_batches_and_the_same_sums() {
     }
     let error = with(0).err().unwrap().to_string();
     assert!(error.contains("not even one sample of 1 tokens fits"), "{error}");
+}
+
+#[test]
+fn what_a_lost_device_had_to_do_is_done_by_the_others() {
+    let (mut devices, layout) = start(&cpus(3));
+    let parameters = initial(&layout);
+    devices.load(&parameters).unwrap();
+    let jobs = || vec![vec![job(0), job(4)], vec![job(8), job(12)], vec![job(16)]];
+    let all = gradients(&mut devices, jobs(), 1.0, Key::root(3)).unwrap();
+    devices.emulate(Emulated { lost: vec![("cpu:1".to_owned(), 7)], ..Emulated::default() });
+    for update in [7, 8] {
+        devices.begin(jobs(), terms(update, 1.0, Key::root(3)));
+        let sum = devices.finish().unwrap();
+        for (a, b) in all.flat.iter().zip(&sum.flat) {
+            assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "update {update}: {a} and {b}");
+        }
+        // It is told of once, and its time tells nothing.
+        assert_eq!(
+            sum.lost.iter().map(|lost| (lost.device, lost.has_stand_in)).collect::<Vec<_>>(),
+            if update == 7 { vec![(1, false)] } else { vec![] }
+        );
+        assert!(sum.devices[1].compute.is_zero() && !sum.devices[0].compute.is_zero());
+    }
+    let totals = devices.evaluate(jobs(), Key::root(0)).unwrap();
+    assert_eq!(totals.iter().map(|(part, _)| part.samples).sum::<u64>(), 20);
+    assert_eq!(totals[1].0.samples, 0);
+}
+
+#[test]
+fn samples_that_fail_everywhere_are_not_the_devices_fault() {
+    let (mut devices, _) = start(&cpus(2));
+    let narrow = || Job {
+        micro: MicroBatch { samples: vec![0, 99], longest: 1 },
+        batch: TensorData::new(vec![0.0f32; 10], [2, 5]),
+    };
+    // Collated again it is the right width, so the second device computes it.
+    let sum = gradients(&mut devices, vec![vec![narrow()], vec![]], 1.0, Key::root(0)).unwrap();
+    assert!(sum.lost[0].reason.contains("width"), "{}", sum.lost[0].reason);
+    // One is left, and it fails.
+    let error = gradients(&mut devices, vec![vec![], vec![narrow()]], 1.0, Key::root(0)).err().unwrap().to_string();
+    assert!(error.starts_with("cpu:1 failed while computing gradients"), "{error}");
+}
+
+#[test]
+fn in_f16_gradients_are_scaled_and_overflows_are_told() {
+    let half = DeviceSpec { precision: Some(hetseq_kernels::Precision::F16), ..DeviceSpec::cpu(0, 1) };
+    let (mut devices, layout) = start(&[half]);
+    devices.load(&initial(&layout)).unwrap();
+    let with = |devices: &mut Devices<Toy>, loss_scale, update| {
+        devices.begin(vec![vec![job(0)]], Terms { loss_scale, ..terms(update, 1.0, Key::root(3)) });
+        devices.finish().unwrap()
+    };
+    let plain = with(&mut devices, 1.0, 0);
+    assert_eq!(plain.overflow, Some(false));
+    let scaled = with(&mut devices, 256.0, 0);
+    assert_eq!(scaled.overflow, Some(false));
+    for (a, b) in plain.flat.iter().zip(&scaled.flat) {
+        assert!((a - b).abs() <= 2e-2 * a.abs().max(1.0), "{a} and {b}");
+    }
+    assert_eq!(with(&mut devices, 16_777_216.0, 0).overflow, Some(true), "beyond what f16 holds");
+    devices.emulate(Emulated { overflows: vec![4], ..Emulated::default() });
+    assert_eq!(with(&mut devices, 1.0, 4).overflow, Some(true));
+    assert_eq!(with(&mut devices, 1.0, 5).overflow, Some(false));
 }

@@ -109,11 +109,11 @@ pub(super) fn too_small(needed: u64, limit: u64, tokens: u32) -> String {
 }
 
 /// The most tokens of a micro-batch: as configured, and as memory allows for the longest samples. None if neither limits.
-pub(super) fn cap(points: &[Vec<Point>], lengths: &[u32], limits: &Limits) -> Option<u32> {
+pub(super) fn cap(points: &[Point], lengths: &[u32], limits: &Limits) -> Option<u32> {
     let by_memory = || {
         let limit = (limits.memory_bytes? as f64 * (1.0 - SPARE)) as u64;
         let longest = *lengths.last()?;
-        let device: Vec<&Point> = points.first()?.iter().filter(|point| point.tokens == longest).collect();
+        let device: Vec<&Point> = points.iter().filter(|point| point.tokens == longest).collect();
         let last = device.last()?;
         // With one size only nothing is known of the growth, so what ran is what may run.
         let per_sample = match device.len().checked_sub(2) {
@@ -246,14 +246,14 @@ mod tests {
     #[test]
     fn the_cap_follows_from_memory_and_from_what_was_set() {
         let point = |samples: u32| Point { samples, tokens: 8, micros: 1, bytes: 100 + 10 * u64::from(samples) };
-        let points = vec![vec![point(1), point(2), point(4)]];
+        let points = [point(1), point(2), point(4)];
         // 190 bytes hold nine samples of eight tokens.
         assert_eq!(cap(&points, &[8], &limits(None, Some(200))), Some(72));
         assert_eq!(cap(&points, &[8], &limits(None, None)), None);
         let set = Limits { max_tokens: Some(40), ..limits(None, Some(200)) };
         assert_eq!(cap(&points, &[8], &set), Some(40));
         // Only one size was run, so only that is known to fit.
-        assert_eq!(cap(&[vec![point(1)]], &[8], &limits(None, Some(200))), Some(8));
+        assert_eq!(cap(&[point(1)], &[8], &limits(None, Some(200))), Some(8));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use hetseq_data::Cursor;
 use hetseq_metrics::Event;
 
 use crate::checkpoint::Saver;
-use crate::devices::{DeviceReport, LocalSum};
+use crate::devices::{DeviceReport, LocalSum, Lost};
 use crate::error::TrainError;
-use crate::header::{self, Agreed, DeviceTime, Header};
+use crate::header::{self, Agreed, DeviceTime, Header, LostDevice};
 use crate::itinerary::Planned;
 use crate::loader::Prepared;
 use crate::observer::at_update;
@@ -56,6 +56,9 @@ impl<T: Task> Trainer<T> {
             best: self.state.best.as_ref().map(|best| best.update),
             devices: Vec::new(),
             rank: std::mem::take(&mut self.pulse.last),
+            loss_scale: self.state.loss_scale.get(),
+            overflow: None,
+            lost: Vec::new(),
             skipped: Vec::new(),
         }
     }
@@ -133,4 +136,14 @@ pub(super) fn device_times(local: &LocalSum) -> Vec<DeviceTime> {
         most_tokens: report.most_tokens,
     };
     local.devices.iter().map(time).collect()
+}
+
+pub(super) fn lost_devices(local: &LocalSum) -> Vec<LostDevice> {
+    let told = |Lost { device, reason, has_stand_in }: &Lost| LostDevice {
+        device: *device,
+        // As much of it as people read: engines may add whole backtraces.
+        reason: reason.chars().take(500).collect(),
+        has_stand_in: *has_stand_in,
+    };
+    local.lost.iter().map(told).collect()
 }

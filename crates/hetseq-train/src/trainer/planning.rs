@@ -4,7 +4,7 @@ use hetseq_balance::{Done, Plan, Split, Work};
 use hetseq_metrics::{Event, RankSeconds};
 
 use crate::error::TrainError;
-use crate::header::{Agreed, DeviceTime, RankTime};
+use crate::header::{Agreed, DeviceTime, LostDevice, RankTime};
 use crate::loader::Order;
 use crate::run::run_dir;
 use crate::task::{Task, Which};
@@ -81,6 +81,16 @@ impl<T: Task> Trainer<T> {
                     format!("{name} ran out of memory: from now on its micro-batches have at most {most} tokens");
                 self.observer.tell(&Event::Warning { message });
             }
+        }
+        for LostDevice { device, reason, has_stand_in } in &agreed.lost {
+            if !has_stand_in {
+                self.planner.retire(*device);
+            }
+            let name = self.crew.roster.name(*device);
+            let who =
+                if *has_stand_in { "the CPU of its rank computes in its place" } else { "others compute its samples" };
+            let message = format!("{name} failed and is not used any more; {who}: {reason}");
+            self.observer.tell(&Event::Warning { message });
         }
         self.pulse.work = ordered.work.clone();
     }

@@ -54,7 +54,7 @@ fn loss_and_gradients_are_those_of_pytorch() {
         parameters[entry.range.clone()].copy_from_slice(&stream.take(entry.range.len()));
     }
     let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&Arc::new(parameters));
+    replica.load(&parameters).unwrap();
 
     // Two uneven micro-batches against PyTorch's mean over all six images.
     let jobs: Vec<Job<ImageTask>> = [vec![0, 1, 2, 3], vec![4, 5]]

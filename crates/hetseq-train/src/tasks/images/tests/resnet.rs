@@ -74,7 +74,7 @@ fn check(case: &Case) {
         parameters[entry.range.clone()].copy_from_slice(&values);
     }
     let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&Arc::new(parameters));
+    replica.load(&parameters).unwrap();
     // Uneven micro-batches against the mean over all. Validation images, since those are not cropped at random.
     let jobs: Vec<Job<ImageTask>> = [vec![0, 1], vec![2]]
         .into_iter()

@@ -49,7 +49,7 @@ fn skipped_is_as_if_it_were_not_there() {
     let device = Device::flex().autodiff();
     let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
     let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&Arc::new(flat::initial(&task.model(&Device::flex()), &layout, 1)));
+    replica.load(&flat::initial(&task.model(&Device::flex()), &layout, 1)).unwrap();
     let job = |which, ids: &[u32]| {
         let samples = Samples::new(which, ids, Key::root(1));
         let batch = task.collate(&samples).unwrap();

@@ -1,0 +1,87 @@
+//! Devices that fail in mid-run, cores that are named, and what `hetseq devices` says where there is no GPU. What needs a
+//! driver is in `gpu`.
+
+use serde_json::Value;
+
+use crate::cluster::{Job, codes};
+use crate::reference::{Reference, shipped};
+use crate::run_dir::RunDir;
+
+const UPDATES: u64 = 30;
+
+fn lost(rank: usize, device: &str, update: u64) -> String {
+    format!("[{{ rank = {rank}, device = \"{device}\", update = {update} }}]")
+}
+
+#[test]
+fn a_device_that_fails_in_mid_run_is_done_without() {
+    for (who, ranks, rank, split) in
+        [("one process", 1, 0, "measured"), ("the second of two", 2, 1, "measured"), ("an even split", 2, 0, "equal")]
+    {
+        let dir = RunDir::new();
+        let job = shipped(&dir, UPDATES).ranks(ranks).set("run.devices", "cpu:2").set("batch.split", split);
+        job.set("emulate.lost", lost(rank, "cpu:1", 7)).succeed();
+        Reference::shipped().assert_losses(&dir, UPDATES, who);
+        let warnings = dir.warnings();
+        let told: Vec<&String> = warnings.iter().filter(|warning| warning.contains("failed and is not used")).collect();
+        assert_eq!(told.len(), 1, "{who}: {warnings:?}");
+        assert!(told[0].starts_with(&format!("cpu:1 of rank {rank}")), "{}", told[0]);
+        assert!(told[0].contains("others compute its samples: device lost"), "{}", told[0]);
+    }
+}
+
+#[test]
+fn the_last_device_of_a_process_cannot_be_done_without() {
+    let dir = RunDir::new();
+    let ended = shipped(&dir, UPDATES).set("emulate.lost", lost(0, "cpu:0", 7)).run();
+    assert_eq!(codes(&ended), [Some(1)]);
+    assert!(ended[0].stderr.contains("cpu:0 failed while computing gradients: device lost"), "{ended:#?}");
+}
+
+#[test]
+fn a_device_may_have_its_own_cores() {
+    let dir = RunDir::new();
+    shipped(&dir, UPDATES).set("run.devices", "cpu:0-0").succeed();
+    Reference::shipped().assert_losses(&dir, UPDATES, "on core 0");
+    let ended = shipped(&RunDir::new(), UPDATES).set("run.devices", "cpu:5000-5001").run();
+    assert!(codes(&ended) == [Some(1)] && ended[0].stderr.contains("there is no core 500"), "{ended:#?}");
+}
+
+/// No driver is found, neither for Vulkan nor for OpenGL, though some may be installed.
+fn without_drivers(job: Job, vulkan: &str) -> Job {
+    let job = job.env_on(0, "VK_DRIVER_FILES", vulkan).env_on(0, "VK_LOADER_DRIVERS_DISABLE", "*");
+    job.env_on(0, "__EGL_VENDOR_LIBRARY_FILENAMES", "/nowhere")
+}
+
+#[test]
+fn without_a_driver_there_is_the_cpu() {
+    for (files, who) in [("", "no driver"), ("/nowhere/broken_icd.json", "a broken setting")] {
+        let job = |args: &[&str]| without_drivers(Job::new(["devices"]).args(args), files);
+        let said = job(&[]).succeed();
+        assert!(
+            said.contains("cores") && said.contains("gpu     none found: if there is one, install"),
+            "{who}: {said}"
+        );
+        let listed: Value = serde_json::from_str(&job(&["--json"]).succeed()).unwrap();
+        let devices = listed["devices"].as_array().unwrap();
+        assert_eq!((devices.len(), devices[0]["name"].as_str()), (1, Some("cpu")), "{who}");
+        assert!(
+            devices[0]["precisions"].as_array().unwrap().len() == 3
+                && devices[0]["gigabytes_per_s"].as_f64() > Some(0.1)
+        );
+        let dir = RunDir::new();
+        let train = |devices: &str| without_drivers(shipped(&dir, 2).set("run.devices", devices), files).run();
+        let ended = train("gpu:0");
+        assert_eq!(codes(&ended), [Some(1)], "{who}: {ended:#?}");
+        let expected = "gpu:0 failed while starting: no driver offers one: install the driver of your card";
+        assert!(ended[0].stderr.contains(expected), "{who}: {}", ended[0].stderr);
+        let ended = train("gpu");
+        assert!(
+            codes(&ended) == [Some(2)] && ended[0].stderr.contains("there is no GPU on this machine"),
+            "{ended:#?}"
+        );
+        let ended = train("cuda:0");
+        assert!(codes(&ended) == [Some(1)] && ended[0].stderr.contains("built without cuda"), "{ended:#?}");
+        assert_eq!(codes(&train("all")), [Some(0)]);
+    }
+}

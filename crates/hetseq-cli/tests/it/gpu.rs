@@ -1,0 +1,171 @@
+//! A GPU beside the CPU: in one process and over TCP the losses are those of the CPU alone. These tests need a Vulkan driver;
+//! Mesa's software renderer does (Debian: mesa-vulkan-drivers libvulkan1), and `./test` runs them where it is installed.
+
+use std::path::Path;
+use std::time::Duration;
+
+use hetseq_metrics::Event;
+use serde_json::Value;
+
+use crate::cluster::{Job, codes};
+use crate::data::scratch;
+use crate::reference::{Reference, shipped};
+use crate::run_dir::RunDir;
+use crate::{bert, translation};
+
+const UPDATES: u64 = 20;
+/// A software renderer compiles for long and computes slowly.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Every rank may see the software renderer, and nothing else.
+fn with_driver(job: Job, ranks: usize) -> Job {
+    let driver = Path::new("/usr/share/vulkan/icd.d")
+        .read_dir()
+        .ok()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .find(|file| file.file_name().to_string_lossy().starts_with("lvp_icd"))
+        .expect("Mesa's software renderer is not installed: apt-get install mesa-vulkan-drivers libvulkan1");
+    // Programs that were compiled once are kept for all tests.
+    let (driver, cache) = (driver.path().display().to_string(), scratch().join("shaders").display().to_string());
+    let job = (0..ranks).fold(job, |job, rank| {
+        [
+            ("VK_DRIVER_FILES", driver.as_str()),
+            ("XDG_RUNTIME_DIR", cache.as_str()),
+            ("XDG_CACHE_HOME", cache.as_str()),
+            ("MESA_SHADER_CACHE_DIR", cache.as_str()),
+            ("LP_NUM_THREADS", "1"),
+            ("CUBECL_AUTOTUNE_LEVEL", "minimal"),
+        ]
+        .into_iter()
+        .fold(job, |job, (name, value)| job.env_on(rank, name, value))
+    });
+    job.within(DEADLINE)
+}
+
+/// 1e-4 relative, as other kernels round differently.
+fn assert_close(reference: &Reference, dir: &RunDir, updates: u64, who: &str) {
+    reference.assert_losses_within(&[(1..=updates, 1e-4)], dir, updates, who);
+}
+
+/// In one process, and as two over TCP: each time both compute.
+fn assert_like_the_cpu(name: &str, train: impl Fn(&RunDir) -> Job) {
+    let alone = RunDir::new();
+    train(&alone).succeed();
+    let reference = Reference::of(alone, UPDATES);
+    let equal =
+        |dir: &RunDir| train(dir).set("run.checksum_every", 1).set("batch.split", "equal").set("debug.audit", true);
+    let one = RunDir::new();
+    with_driver(equal(&one).set("run.devices", "cpu:1,gpu:0"), 1).succeed();
+    assert_close(&reference, &one, UPDATES, &format!("{name}: one process"));
+    let two = RunDir::new();
+    let job = equal(&two).ranks(2).set_on(1, "run.devices", "gpu:0");
+    with_driver(job, 2).succeed();
+    assert_close(&reference, &two, UPDATES, &format!("{name}: two processes"));
+    // The parameters were compared bit for bit after every update.
+    let compared = |event: &Event| matches!(event, Event::Update { checksum: Some(_), .. });
+    assert_eq!(two.events().iter().filter(|event| compared(event)).count() as u64, UPDATES);
+    for dir in [&one, &two] {
+        let gpus_samples: u64 = dir
+            .events()
+            .iter()
+            .filter_map(|event| match event {
+                Event::Workers { workers, .. } => Some(
+                    workers.iter().filter(|worker| worker.device == "gpu:0").map(|worker| worker.samples).sum::<u64>(),
+                ),
+                _ => None,
+            })
+            .sum();
+        assert!(gpus_samples > 0, "the GPU had nothing to do");
+    }
+}
+
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn bert_on_both_is_as_on_the_cpu() {
+    assert_like_the_cpu("bert", |dir| bert::train(dir, UPDATES));
+}
+
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn digits_on_both_are_as_on_the_cpu() {
+    assert_like_the_cpu("digits", |dir| shipped(dir, UPDATES));
+}
+
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn translation_on_both_is_as_on_the_cpu() {
+    assert_like_the_cpu("translation", |dir| translation::train(dir, UPDATES));
+}
+
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn a_slow_gpu_gets_little_and_it_is_said_why() {
+    let dir = RunDir::new();
+    let job = with_driver(bert::train(&dir, 3 * UPDATES).set("run.devices", "cpu:1,gpu:0"), 1);
+    let ended = job.run();
+    assert_eq!(codes(&ended), [Some(0)], "{ended:#?}");
+    let said = &ended[0].stderr;
+    assert!(said.contains("cpu:0: ") && said.contains("gpu:0: ") && said.contains("samples/s"), "{said}");
+    let events = dir.events();
+    let plan = events.iter().find_map(|event| match event {
+        Event::Plan { samples, .. } => Some(samples.clone()),
+        _ => None,
+    });
+    let plan = plan.unwrap();
+    assert!(plan[1] * 4 <= plan[0], "the software renderer was given {plan:?}");
+    if plan[1] == 0 {
+        assert!(
+            dir.warnings()
+                .iter()
+                .any(|warning| warning.starts_with("gpu:0 of rank 0") && warning.contains("would take longer with it")),
+            "{:?}",
+            dir.warnings()
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn a_gpu_that_dies_is_replaced() {
+    let alone = RunDir::new();
+    bert::train(&alone, UPDATES).succeed();
+    let reference = Reference::of(alone, UPDATES);
+    let lost = |rank: usize| format!("[{{ rank = {rank}, device = \"gpu:0\", update = 7 }}]");
+    let beside = RunDir::new();
+    let job = bert::train(&beside, UPDATES).set("run.devices", "cpu:1,gpu:0").set("batch.split", "equal");
+    with_driver(job.set("emulate.lost", lost(0)), 1).succeed();
+    assert_close(&reference, &beside, UPDATES, "beside a CPU");
+    let alone = RunDir::new();
+    let job = bert::train(&alone, UPDATES).ranks(2).set_on(1, "run.devices", "gpu:0").set("batch.split", "equal");
+    with_driver(job.set("emulate.lost", lost(1)), 2).succeed();
+    assert_close(&reference, &alone, UPDATES, "alone in its process");
+    let told = |dir: &RunDir, words: &str| dir.warnings().iter().any(|warning| warning.contains(words));
+    assert!(told(&beside, "gpu:0 of rank 0") && told(&beside, "others compute its samples"), "{:?}", beside.warnings());
+    assert!(
+        told(&alone, "gpu:0 of rank 1") && told(&alone, "the CPU of its rank computes in its place"),
+        "{:?}",
+        alone.warnings()
+    );
+}
+
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn the_software_renderer_is_listed_as_what_it_is() {
+    let said = with_driver(Job::new(["devices"]), 1).succeed();
+    assert!(said.contains("gpu:0   llvmpipe") && said.contains("a software renderer"), "{said}");
+    let listed = with_driver(Job::new(["devices", "--json"]), 1).succeed();
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let gpu = &listed["devices"][1];
+    assert_eq!((gpu["name"].as_str(), gpu["is_software"].as_bool()), (Some("gpu:0"), Some(true)), "{gpu}");
+    assert!(gpu["memory_bytes"].as_u64() > Some(1 << 28), "{gpu}");
+    assert!(gpu["gflops"][0].as_f64() > Some(0.01) && gpu["gigabytes_per_s"].as_f64() > Some(0.01), "{gpu}");
+    // And it is not what `all` means.
+    let dir = RunDir::new();
+    with_driver(shipped(&dir, 2).set("run.devices", "all"), 1).succeed();
+    let gpus = |event: &Event| matches!(event, Event::Workers { workers, .. } if workers.iter().any(|worker| worker.device.starts_with("gpu")));
+    assert!(!dir.events().iter().any(gpus));
+    let ended = with_driver(shipped(&dir, 2).set("run.devices", "gpu:1"), 1).run();
+    assert!(codes(&ended) == [Some(1)] && ended[0].stderr.contains("there is only gpu:0"), "{ended:#?}");
+}

@@ -1,0 +1,239 @@
+//! The device's end: opens it, builds its replica, and obeys orders until there are no more. Burn reports failures by
+//! panicking; here they become answers.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use hetseq_comm::Waker;
+use hetseq_kernels::{Precision, with_products_in};
+use hetseq_optim::Layout;
+use hetseq_random::Key;
+
+use super::{DeviceSpec, Emulated, Terms, Wanted};
+use crate::engine;
+use crate::loader::{self, Job, MicroBatch};
+use crate::replica::{Replica, Work};
+use crate::task::{Task, Totals, Which};
+
+pub(super) enum Order<T: Task> {
+    Load(Arc<Vec<f32>>),
+    Train { jobs: Vec<Job<T>>, terms: Arc<Terms>, emulated: Emulated },
+    Evaluate { jobs: Vec<Job<T>> },
+}
+
+pub(super) enum Answer {
+    /// The device is open; its products are in this precision.
+    Ready(Precision),
+    Loaded,
+    Trained(Done),
+    Evaluated(Totals, Duration),
+}
+
+/// A device's part of an update.
+pub(super) struct Done {
+    pub(super) work: Work,
+    /// It ran out of memory, and got by with micro-batches of at most so many tokens.
+    pub(super) most_tokens: Option<u64>,
+    pub(super) has_overflowed: bool,
+}
+
+pub(super) struct Thread<T: Task> {
+    spec: DeviceSpec,
+    task: Arc<T>,
+    layout: Arc<Layout>,
+    waker: Arc<OnceLock<Waker>>,
+    wanted: Wanted,
+    /// More than this did not fit into memory.
+    most_tokens: Cell<Option<u64>>,
+}
+
+impl<T: Task> Thread<T> {
+    pub(super) fn new(
+        spec: DeviceSpec,
+        task: Arc<T>,
+        layout: Arc<Layout>,
+        waker: Arc<OnceLock<Waker>>,
+        wanted: Wanted,
+    ) -> Self {
+        Thread { spec, task, layout, waker, wanted, most_tokens: Cell::new(None) }
+    }
+
+    pub(super) fn run(self, inbox: Receiver<Order<T>>, outbox: Sender<Result<Answer, String>>) {
+        let (precision, mut replica) = match self.open() {
+            Ok(opened) => opened,
+            Err(reason) => {
+                _ = outbox.send(Err(reason));
+                return;
+            }
+        };
+        if outbox.send(Ok(Answer::Ready(precision))).is_err() {
+            return;
+        }
+        with_products_in(precision, || {
+            for order in inbox {
+                if outbox.send(self.obey(&mut replica, order, precision)).is_err() {
+                    return;
+                }
+                if let Some(waker) = self.waker.get() {
+                    waker.wake();
+                }
+            }
+        });
+    }
+
+    fn open(&self) -> Result<(Precision, Replica<T>), String> {
+        let device = engine::open(&self.spec.place)?;
+        let precision = self.precision(|precision| engine::try_product(&device, precision))?;
+        let replica = guarded(|| Ok(Replica::new(self.task.clone(), self.layout.clone(), device.autodiff())))?;
+        Ok((precision, replica))
+    }
+
+    fn precision(&self, can: impl Fn(Precision) -> Result<(), String>) -> Result<Precision, String> {
+        let wanted = match (self.spec.precision, self.wanted) {
+            (Some(precision), _) => precision,
+            (None, Wanted::F32) => Precision::F32,
+            (None, Wanted::F16) => Precision::F16,
+            (None, Wanted::Bf16) => Precision::Bf16,
+            (None, Wanted::Auto) if !self.spec.is_gpu() => Precision::F32,
+            (None, Wanted::Auto) => {
+                let lower = [Precision::Bf16, Precision::F16].into_iter().find(|&precision| can(precision).is_ok());
+                return Ok(lower.unwrap_or(Precision::F32));
+            }
+        };
+        can(wanted).map_err(|reason| {
+            format!(
+                "{reason}. Say {}@f32 in run.devices, or run.precision = \"auto\" for what each device can do",
+                self.spec.name
+            )
+        })?;
+        Ok(wanted)
+    }
+
+    fn obey(&self, replica: &mut Replica<T>, order: Order<T>, precision: Precision) -> Result<Answer, String> {
+        match order {
+            Order::Load(parameters) => guarded(|| replica.load(&parameters)).map(|()| Answer::Loaded),
+            Order::Train { jobs, terms, emulated } => {
+                if emulated.lost.iter().any(|(name, update)| *name == self.spec.name && *update == terms.update) {
+                    return Err("device lost (emulate.lost)".to_owned());
+                }
+                let before = thread_cpu_time();
+                let mut done = self.train(replica, jobs, &terms, &emulated, precision)?;
+                if emulated.slowdown > 1.0 && !done.work.compute.is_zero() {
+                    let compute = &mut done.work.compute;
+                    let busy = thread_cpu_time().zip(before).map_or(*compute, |(after, before)| after - before);
+                    let pause = busy.mul_f64(emulated.slowdown - 1.0);
+                    std::thread::sleep(pause);
+                    *compute += pause;
+                }
+                Ok(Answer::Trained(done))
+            }
+            Order::Evaluate { jobs } => {
+                guarded(|| replica.evaluate(&jobs)).map(|(part, compute)| Answer::Evaluated(part, compute))
+            }
+        }
+    }
+
+    /// Computes the jobs. If one does not fit into memory, all begin again, cut to half of what did not fit: the same
+    /// samples, and so the same sums.
+    fn train(
+        &self,
+        replica: &Replica<T>,
+        mut jobs: Vec<Job<T>>,
+        terms: &Terms,
+        emulated: &Emulated,
+        precision: Precision,
+    ) -> Result<Done, String> {
+        let largest_of = |jobs: &[Job<T>]| jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
+        // The plan hears of it two updates later.
+        if let Some(most) = self.most_tokens.get().filter(|&most| largest_of(&jobs) > most) {
+            jobs = self.cut(jobs, most, terms.epoch_key)?;
+        }
+        let loss_scale = if precision == Precision::F16 { terms.loss_scale } else { 1.0 };
+        let scales: Vec<f32> = terms.scales.iter().map(|scale| scale * loss_scale).collect();
+        let mut most_tokens = None;
+        loop {
+            let largest = largest_of(&jobs);
+            let attempt = match emulated.most_tokens {
+                Some(most) if largest > most => Err(format!("out of memory (emulate.memory_tokens = {most})")),
+                _ => guarded(|| replica.gradients(&jobs, &scales, terms.update_key)),
+            };
+            match attempt {
+                Ok(mut work) => {
+                    let mut has_overflowed = false;
+                    if precision == Precision::F16 {
+                        let gradients = &mut work.flat[..self.layout.len()];
+                        if emulated.overflows.contains(&terms.update) && !jobs.is_empty() {
+                            gradients[0] = f32::INFINITY;
+                        }
+                        has_overflowed = !unscale(gradients, loss_scale);
+                    }
+                    return Ok(Done { work, most_tokens, has_overflowed });
+                }
+                Err(reason) if is_out_of_memory(&reason) => {
+                    let most = largest / 2;
+                    jobs = self.cut(jobs, most, terms.epoch_key).map_err(|why| format!("{reason}; {why}"))?;
+                    most_tokens = Some(most);
+                    self.most_tokens.set(most_tokens);
+                }
+                Err(reason) => return Err(reason),
+            }
+        }
+    }
+
+    /// The same samples in micro-batches of at most `most` tokens.
+    fn cut(&self, jobs: Vec<Job<T>>, most: u64, epoch_key: Key) -> Result<Vec<Job<T>>, String> {
+        let mut fitting = Vec::new();
+        let mut left: Vec<MicroBatch> = jobs.into_iter().rev().map(|job| job.micro).collect();
+        while let Some(micro) = left.pop() {
+            if micro.tokens() <= most {
+                let collated = loader::collate(&*self.task, Which::Train, micro, epoch_key);
+                fitting.push(collated.map_err(|error| error.to_string())?.job);
+            } else if micro.samples.len() > 1 {
+                let [first, second] = micro.halves();
+                left.extend([second, first]);
+            } else {
+                return Err(format!(
+                    "not even one sample of {} tokens fits: use a device with more memory, a smaller model or shorter samples",
+                    micro.longest
+                ));
+            }
+        }
+        Ok(fitting)
+    }
+}
+
+/// Divides by the scale, a power of two, and tells whether all are numbers.
+fn unscale(gradients: &mut [f32], scale: f32) -> bool {
+    let factor = 1.0 / scale;
+    let mut is_finite = true;
+    for gradient in gradients {
+        *gradient *= factor;
+        is_finite &= gradient.is_finite();
+    }
+    is_finite
+}
+
+/// As engines and allocators say it.
+fn is_out_of_memory(reason: &str) -> bool {
+    let reason = reason.to_lowercase();
+    let words = ["out of memory", "outofmemory", "out_of_memory", "memory allocation", "buffertoobig", "device memory"];
+    words.iter().any(|words| reason.contains(words))
+}
+
+/// How long this thread has been on a core. An emulated slowdown follows it rather than the clock, or waiting for a core
+/// would be multiplied too. Linux only; None elsewhere.
+fn thread_cpu_time() -> Option<Duration> {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    stat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+}
+
+/// Burn reports failures by panicking: here they become errors that name the device.
+pub(crate) fn guarded<R>(work: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        Err(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned()))
+    })
+}
