@@ -80,11 +80,13 @@ fn report(args: &BenchStepArgs, sides: &[String], rounds: Vec<Vec<StepReport>>) 
             print_line(&object.to_string());
         } else {
             print_line(&format!(
-                "{name:<8} {} devices: {:.1} ms a step (best {:.1}), {:.0} samples/s, {:.0} tokens/s, {:.2} cores busy, at most \
-                 {} MB, {speed_up:.2} times the first",
+                "{name:<8} {} devices: {:.1} ms a step (best {:.1}; {:.1} to and {:.1} from the devices), {:.0} samples/s, {:.0} \
+                 tokens/s, {:.2} cores busy, at most {} MB, {speed_up:.2} times the first",
                 report.devices,
                 report.step_ms,
                 report.best_ms,
+                report.upload_ms,
+                report.download_ms,
                 report.samples_per_second,
                 report.tokens_per_s,
                 report.cpu_over_wall,

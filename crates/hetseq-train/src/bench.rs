@@ -42,6 +42,9 @@ pub struct StepReport {
     /// The median over the steps; so are the rates below.
     pub step_ms: f64,
     pub best_ms: f64,
+    /// Of a step: parameters to the devices, and gradients from them, of the slowest.
+    pub upload_ms: f64,
+    pub download_ms: f64,
     pub samples_per_second: f64,
     /// Without padding.
     pub tokens_per_s: f64,
@@ -114,7 +117,7 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
     };
     order()?;
     let weights: Vec<f64> = task.terms().iter().map(|term| term.weight).collect();
-    let mut seconds = Vec::new();
+    let (mut seconds, mut uploads, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
     let mut mark = (Instant::now(), cpu_seconds());
     for k in 0..request.warmup + request.steps {
         if k == request.warmup {
@@ -122,6 +125,7 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
         }
         let started = Instant::now();
         devices.load(&parameters)?;
+        let upload = started.elapsed();
         let work = loader.take()?;
         order()?;
         let scales = scales(&weights, &work.counts);
@@ -133,12 +137,15 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
         optimizer.step(values, &sum.flat[..layout.len()], 1.0, setting.lr);
         if k >= request.warmup {
             seconds.push(started.elapsed().as_secs_f64());
+            uploads.push(upload.as_secs_f64());
+            let after = sum.devices.iter().map(|device| device.after).max().unwrap_or_default();
+            downloads.push(after.as_secs_f64());
         }
     }
     let (wall, cpu) = (mark.0.elapsed().as_secs_f64(), cpu_seconds() - mark.1);
     let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
     let tokens: u64 = ids.iter().map(|&id| u64::from(costs.tokens(id))).sum();
-    let median = median(seconds);
+    let (median, upload, download) = (median(seconds), median(uploads), median(downloads));
     Ok(StepReport {
         task: T::NAME.to_owned(),
         devices: specs.len(),
@@ -147,6 +154,8 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
         batch,
         step_ms: 1e3 * median,
         best_ms: 1e3 * best,
+        upload_ms: 1e3 * upload,
+        download_ms: 1e3 * download,
         samples_per_second: batch as f64 / median,
         tokens_per_s: tokens as f64 / median,
         cpu_over_wall: cpu / wall,

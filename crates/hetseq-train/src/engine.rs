@@ -39,15 +39,17 @@ pub fn places() -> Vec<Place> {
 
 /// A device that has shown that it computes.
 pub(crate) fn open(place: &Place) -> Result<Device, String> {
-    let device = match place {
-        Place::Cpu { .. } => return Ok(Device::flex()),
-        #[cfg(feature = "wgpu")]
-        Place::Gpu { api, index } => gpu::open(*api, *index)?.device,
-        #[cfg(not(feature = "wgpu"))]
-        Place::Gpu { .. } => return Err(WITHOUT_GPUS.to_owned()),
-    };
-    try_product(&device, Precision::F32)?;
-    Ok(device)
+    if matches!(place, Place::Cpu { .. }) {
+        return Ok(Device::flex());
+    }
+    #[cfg(feature = "wgpu")]
+    {
+        let device = gpu::open(place)?.device;
+        try_product(&device, Precision::F32)?;
+        Ok(device)
+    }
+    #[cfg(not(feature = "wgpu"))]
+    Err(WITHOUT_GPUS.to_owned())
 }
 
 #[cfg(not(feature = "wgpu"))]

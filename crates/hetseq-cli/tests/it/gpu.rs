@@ -26,7 +26,7 @@ fn with_driver(job: Job, ranks: usize) -> Job {
         .flatten()
         .flatten()
         .find(|file| file.file_name().to_string_lossy().starts_with("lvp_icd"))
-        .expect("Mesa's software renderer is not installed: apt-get install mesa-vulkan-drivers libvulkan1");
+        .unwrap_or_else(|| panic!("no software renderer is installed: apt-get install mesa-vulkan-drivers libvulkan1"));
     // Programs that were compiled once are kept for all tests.
     let (driver, cache) = (driver.path().display().to_string(), scratch().join("shaders").display().to_string());
     let job = (0..ranks).fold(job, |job, rank| {
@@ -168,4 +168,23 @@ fn the_software_renderer_is_listed_as_what_it_is() {
     assert!(!dir.events().iter().any(gpus));
     let ended = with_driver(shipped(&dir, 2).set("run.devices", "gpu:1"), 1).run();
     assert!(codes(&ended) == [Some(1)] && ended[0].stderr.contains("there is only gpu:0"), "{ended:#?}");
+}
+
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn f16_on_the_gpu_is_close_to_f32() {
+    let alone = RunDir::new();
+    bert::train(&alone, UPDATES).succeed();
+    let dir = RunDir::new();
+    let job = bert::train(&dir, UPDATES).set("run.devices", "cpu:1,gpu:0").set("run.precision", "auto");
+    let ended = with_driver(job.set("batch.split", "equal"), 1).run();
+    assert_eq!(codes(&ended), [Some(0)], "{ended:#?}");
+    let (full, half) = (alone.losses(), dir.losses());
+    let worst = half.iter().map(|(update, loss)| (loss / full[update] - 1.0).abs()).fold(0.0, f64::max);
+    eprintln!("the CPU in f32, the GPU in f16: losses deviate by up to {worst:.1e}");
+    assert!((1e-7..0.02).contains(&worst), "{worst}");
+    let ended = with_driver(bert::train(&dir, UPDATES).set("run.devices", "gpu:0@bf16"), 1).run();
+    assert_eq!(codes(&ended), [Some(1)]);
+    let expected = "gpu:0 failed while starting: it cannot compute in bf16. Say gpu:0@f32 in run.devices";
+    assert!(ended[0].stderr.contains(expected), "{}", ended[0].stderr);
 }

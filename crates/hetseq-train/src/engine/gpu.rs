@@ -47,11 +47,7 @@ fn native(kind: DeviceType, api: Api) -> Vec<Found> {
 
 /// The cards behind what was found so far.
 fn cards_of(found: &[Found]) -> Vec<burn::tensor::PhysicalDevice> {
-    let device = |found: &Found| match found.place {
-        Place::Gpu { api, index } => open(api, index).ok().and_then(|opened| card(&opened.device)),
-        Place::Cpu { .. } => None,
-    };
-    found.iter().filter_map(device).collect()
+    found.iter().filter_map(|found| card(&open(&found.place).ok()?.device)).collect()
 }
 
 /// Which card a device is, if it tells. Opens it.
@@ -95,7 +91,8 @@ pub(super) struct Opened {
 /// A device is set up once per process.
 static OPENED: Mutex<Vec<((Api, usize), Opened)>> = Mutex::new(Vec::new());
 
-pub(super) fn open(api: Api, index: usize) -> Result<Opened, String> {
+pub(super) fn open(place: &Place) -> Result<Opened, String> {
+    let Place::Gpu { api, index } = *place else { return Err("it is no GPU".to_owned()) };
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, known)) = opened.iter().find(|(key, _)| *key == (api, index)) {
         return Ok(known.clone());
@@ -167,8 +164,7 @@ fn not_built_in(api: Api) -> String {
 }
 
 pub(super) fn examine(place: &Place) -> Result<GpuReport, String> {
-    let Place::Gpu { api, index } = *place else { return Err("it is no GPU".to_owned()) };
-    let Opened { device, setup } = open(api, index)?;
+    let Opened { device, setup } = open(place)?;
     let tries = Precision::ALL.map(|precision| (precision, try_product(&device, precision)));
     if let (_, Err(reason)) = &tries[0] {
         return Err(reason.clone());
@@ -181,7 +177,7 @@ pub(super) fn examine(place: &Place) -> Result<GpuReport, String> {
         model: identity.name,
         vendor: String::new(),
         driver: String::new(),
-        interface: api.prefix().to_owned(),
+        interface: super::name_of(place).split(':').next().unwrap_or_default().to_owned(),
         is_software: false,
         address: identity.physical.and_then(|card| card.pci_address).map(|address| address.to_string()),
         memory_bytes: None,
@@ -197,7 +193,7 @@ pub(super) fn examine(place: &Place) -> Result<GpuReport, String> {
         report.driver = [info.driver, info.driver_info].join(" ").trim().to_owned();
         report.interface = format!("{:?}", info.backend);
         report.model = info.name;
-        report.buffer_bytes = Some(setup.device.limits().max_storage_buffer_binding_size as u64);
+        report.buffer_bytes = Some(setup.device.limits().max_storage_buffer_binding_size);
         report.memory_bytes = vulkan_memory(&setup);
     }
     Ok(report)
