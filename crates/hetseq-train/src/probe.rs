@@ -118,24 +118,26 @@ pub(crate) fn probe<T: Task>(
         let mut guards: Vec<Guard> = classes.iter().map(guard).collect();
         let most = guards.iter().map(Guard::most).max().unwrap_or(1);
         let candidates = sizes::samples(&costs, tokens, most);
+        let mut is_full = vec![false; classes.len()];
         // A round: each class at its next size, all at the same time, as they will when training.
         loop {
-            let next = |(class, guard): (&Class, &Guard)| match guard.next() {
-                Step::Run(samples) if class.out_of_memory.is_none() => Some(samples),
+            let next = |(guard, is_full): (&Guard, &bool)| match guard.next() {
+                Step::Run(samples) if !is_full => Some(samples),
                 _ => None,
             };
-            let sizes: Vec<Option<u32>> = classes.iter().zip(&guards).map(next).collect();
+            let sizes: Vec<Option<u32>> = guards.iter().zip(&is_full).map(next).collect();
             if sizes.iter().all(Option::is_none) {
                 break;
             }
             let measured = bench.time(&classes, &sizes, &candidates, tokens)?;
             let bytes = held();
-            for ((class, guard), size) in classes.iter_mut().zip(&mut guards).zip(&sizes) {
-                let Some(samples) = *size else { continue };
+            for (at, class) in classes.iter_mut().enumerate() {
+                let Some(samples) = sizes[at] else { continue };
                 let of_class = || class.devices.iter().map(|&device| &measured.devices[device]);
                 // What did not fit is no measurement, and nothing larger need be tried.
-                class.out_of_memory = of_class().filter_map(|device| device.most_tokens).min();
-                if class.out_of_memory.is_some() {
+                if let Some(most) = of_class().filter_map(|device| device.most_tokens).min() {
+                    class.out_of_memory = Some(class.out_of_memory.map_or(most, |known| known.min(most)));
+                    is_full[at] = true;
                     continue;
                 }
                 let slowest = of_class().map(|device| device.compute).max().unwrap_or_default();
@@ -145,7 +147,7 @@ pub(crate) fn probe<T: Task>(
                     points[device].push(Point { samples, tokens, micros, bytes });
                     after[device] = after_it;
                 }
-                guard.ran(samples, slowest, bytes, slowest * measured.runs);
+                guards[at].ran(samples, slowest, bytes, slowest * measured.runs);
             }
         }
         for (class, guard) in classes.iter().zip(&guards) {

@@ -8,8 +8,9 @@ use crate::run_dir::RunDir;
 
 const UPDATES: u64 = 100;
 
+/// Split evenly, so that every device computes in every update.
 fn train(dir: &RunDir) -> Job {
-    bert::train(dir, UPDATES).set("run.checksum_every", 1)
+    bert::train(dir, UPDATES).set("run.checksum_every", 1).set("batch.split", "equal")
 }
 
 /// The mean of the last ten.
