@@ -108,6 +108,11 @@ impl Generator {
             }
             workers.push(Worker { name, pool, model, device });
         }
+        if workers.is_empty() {
+            return Err(TrainError::Config(
+                "none of the devices can be used (see above); say --devices cpu".to_owned(),
+            ));
+        }
         Ok(Generator { checkpoint, config, tokenizer, workers, options })
     }
 
