@@ -48,9 +48,13 @@ pub(crate) fn layer<const D: usize, const W: usize>(
     weight: &Tensor<W>,
     bias: &Tensor<1>,
 ) -> Option<[Input; 3]> {
-    let inputs = [input(x)?, input(weight)?, input(bias)?];
+    all_or_none([input(x)?, input(weight)?, input(bias)?])
+}
+
+/// None if some are under autodiff and some are not.
+pub(crate) fn all_or_none<const N: usize>(inputs: [Input; N]) -> Option<[Input; N]> {
     let tracked = inputs.iter().filter(|input| input.node.is_some()).count();
-    (tracked == 0 || tracked == inputs.len()).then_some(inputs)
+    (tracked == 0 || tracked == N).then_some(inputs)
 }
 
 /// Indices below `limit` in host memory; none if one of them is not, for Burn to complain about.

@@ -2,6 +2,7 @@
 //!
 //! On the CPU each is one pass over memory forward and one backward; elsewhere they are composed of Burn's operations.
 
+mod attention;
 mod best;
 mod cross_entropy;
 pub mod dropout;
@@ -15,6 +16,7 @@ mod precision;
 mod product;
 mod softmax;
 
+pub use attention::{attention_mix, attention_scores};
 pub use best::best_of_rows;
 pub use cross_entropy::{cross_entropy_sum, smoothed_cross_entropy_sum};
 pub use dropout::{dropout, dropout_of_rows};

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use gemm::Parallelism;
 
-/// Rows one after the other, or the transpose of that.
+/// Rows at a fixed distance, or the transpose of that.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     values: &'a [f32],
@@ -18,14 +18,56 @@ pub(crate) struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// What does not fill a row is left out.
     pub(crate) fn new(values: &'a [f32], columns: usize) -> Self {
-        let rows = values.len() / columns.max(1);
-        Matrix { values, rows, columns, row_stride: columns, column_stride: 1 }
+        Self::columns(values, columns, 0, columns)
+    }
+
+    /// Those columns of a matrix of `width` that begin with `from`.
+    pub(crate) fn columns(values: &'a [f32], width: usize, from: usize, columns: usize) -> Self {
+        assert_columns(width, from, columns);
+        let rows = values.len() / width.max(1);
+        let values = values.get(from..).unwrap_or_default();
+        Matrix { values, rows, columns, row_stride: width, column_stride: 1 }
     }
 
     pub(crate) fn transposed(self) -> Self {
         let Matrix { values, rows, columns, row_stride, column_stride } = self;
         Matrix { values, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
     }
+}
+
+/// A matrix to be written.
+#[derive(Debug)]
+pub(crate) struct MatrixMut<'a> {
+    values: &'a mut [MaybeUninit<f32>],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+}
+
+impl<'a> MatrixMut<'a> {
+    /// Rows one after the other.
+    pub(crate) fn new(values: &'a mut [f32], columns: usize) -> Self {
+        Self::columns(values, columns, 0, columns)
+    }
+
+    /// As [`Matrix::columns`].
+    #[allow(unsafe_code)]
+    pub(crate) fn columns(values: &'a mut [f32], width: usize, from: usize, columns: usize) -> Self {
+        // SAFETY: the same numbers, and `multiply` writes nothing but numbers.
+        let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) };
+        Self::unwritten(values, width, from, columns)
+    }
+
+    fn unwritten(values: &'a mut [MaybeUninit<f32>], width: usize, from: usize, columns: usize) -> Self {
+        assert_columns(width, from, columns);
+        let rows = values.len() / width.max(1);
+        let values = values.get_mut(from..).unwrap_or_default();
+        MatrixMut { values, rows, columns, row_stride: width }
+    }
+}
+
+fn assert_columns(width: usize, from: usize, columns: usize) {
+    assert!(from + columns <= width, "columns {from} to {} of {width}", from + columns);
 }
 
 /// `a b`, rows one after the other.
@@ -36,46 +78,51 @@ pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
         return vec![0.0; count];
     }
     let mut out = Vec::with_capacity(count);
-    multiply(a, b, &mut out.spare_capacity_mut()[..count], false);
+    let room = &mut out.spare_capacity_mut()[..count];
+    multiply(a, b, 1.0, MatrixMut::unwritten(room, b.columns, 0, b.columns), false);
     // SAFETY: `multiply` has written all of them.
     unsafe { out.set_len(count) };
     out
 }
 
-/// `out += a b`
-#[allow(unsafe_code)]
+/// `out += a b`, rows one after the other.
 pub(crate) fn add_product(a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32]) {
-    // SAFETY: the same numbers, and `multiply` writes nothing but numbers.
-    let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<f32>]) };
-    multiply(a, b, out, true);
+    multiply(a, b, 1.0, MatrixMut::new(out, b.columns), true);
+}
+
+/// `out = scale a b`, or as it was if there is nothing to add up.
+pub(crate) fn write_product(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: MatrixMut<'_>) {
+    if a.columns > 0 {
+        multiply(a, b, scale, out, false);
+    }
 }
 
 /// From here on threads help.
 const PARALLEL: usize = 192 * 192 * 192;
 
-/// `out = a b`, or `out += a b` if `add`, and then `out` must have been initialised.
+/// `out = scale a b`, or `out += scale a b` if `add`, and then `out` must have been initialised.
 ///
 /// # Panics
 /// If the sizes do not fit.
 #[allow(unsafe_code)]
-fn multiply(a: Matrix<'_>, b: Matrix<'_>, out: &mut [MaybeUninit<f32>], add: bool) {
+fn multiply(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: MatrixMut<'_>, add: bool) {
     let (rows, inner, columns) = (a.rows, a.columns, b.columns);
     assert_eq!(inner, b.rows, "a product of {rows} x {inner} and {} x {columns}", b.rows);
-    assert_eq!(out.len(), rows * columns, "room for a product of {rows} x {columns}");
+    assert_eq!((out.rows, out.columns), (rows, columns), "room for a product");
     let is_large = rows.saturating_mul(columns).saturating_mul(inner) >= PARALLEL;
     let parallelism = if is_large { Parallelism::Rayon(0) } else { Parallelism::None };
-    // SAFETY: `Matrix::new` and `transposed` are the only ways to a matrix, so that its largest index,
-    // (rows - 1) row_stride + (columns - 1) column_stride, lies within its values; `out` is as large as asserted above, and
-    // borrowed mutably, so that it overlaps neither. It is read only if `add`, and each element is written, since the inner
-    // dimension is not empty.
+    // SAFETY: `columns` and `transposed` are the only ways to a matrix, so that its largest index,
+    // (rows - 1) row_stride + (columns - 1) column_stride, lies within its values, and two indices are never the same number.
+    // `out` is as large as asserted above, and borrowed mutably, so that it overlaps neither. It is read only if `add`, and each
+    // element is written, since the inner dimension is not empty.
     unsafe {
         gemm::gemm(
             rows,
             columns,
             inner,
-            out.as_mut_ptr().cast::<f32>(),
+            out.values.as_mut_ptr().cast::<f32>(),
             1,
-            columns as isize,
+            out.row_stride as isize,
             add,
             a.values.as_ptr(),
             a.column_stride as isize,
@@ -84,7 +131,7 @@ fn multiply(a: Matrix<'_>, b: Matrix<'_>, out: &mut [MaybeUninit<f32>], add: boo
             b.column_stride as isize,
             b.row_stride as isize,
             1.0,
-            1.0,
+            scale,
             false,
             false,
             false,
@@ -111,6 +158,22 @@ mod tests {
                 assert_eq!(sum, expected.map(|x| x + 1.0));
             }
         }
+    }
+
+    #[test]
+    fn products_of_some_columns_are_written_to_some_columns() {
+        // The last two columns of a 2 x 3, times the middle one of a 2 x 3, into the middle column of a 2 x 3.
+        let (a, b) = ([9.0, 1.0, 2.0, 9.0, 3.0, 4.0], [9.0, 1.0, 9.0, 9.0, -1.0, 9.0]);
+        let mut out = [7.0; 6];
+        let room = MatrixMut::columns(&mut out, 3, 1, 1);
+        write_product(Matrix::columns(&a, 3, 1, 2), Matrix::columns(&b, 3, 1, 1), 0.5, room);
+        assert_eq!(out, [7.0, -0.5, 7.0, 7.0, -0.5, 7.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "columns 2 to 4 of 3")]
+    fn columns_beyond_a_matrix_are_refused() {
+        Matrix::columns(&[0.0; 6], 3, 2, 2);
     }
 
     #[test]

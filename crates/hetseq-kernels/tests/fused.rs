@@ -6,7 +6,10 @@
 
 use burn::tensor::activation;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use hetseq_kernels::{cross_entropy_sum, embedding, gelu, layer_norm, linear, smoothed_cross_entropy_sum, softmax};
+use hetseq_kernels::{
+    attention_mix, attention_scores, cross_entropy_sum, embedding, gelu, layer_norm, linear,
+    smoothed_cross_entropy_sum, softmax,
+};
 use hetseq_random::Key;
 
 const EPSILON: f64 = 1e-12;
@@ -126,6 +129,33 @@ fn linear_of_rows() {
     }
 }
 
+/// Fewer queries than keys, as where one sequence looks at another; lengths and widths that no vector divides.
+#[test]
+fn attention_of_heads() {
+    for (heads, of_head) in [(1, 8), (3, 5), (4, 64)] {
+        let width = heads * of_head;
+        let parts = |x: Tensor<3>| {
+            let part = |i: usize| x.clone().narrow(2, i * width, width);
+            (part(0).narrow(1, 0, 19), part(1), part(2))
+        };
+        let fused = |x: Tensor<3>, _, _| {
+            let (query, key, value) = parts(x);
+            attention_mix(softmax(attention_scores(query, key, heads)), value)
+        };
+        let composed = |x: Tensor<3>, _, _| {
+            let (query, key, value) = parts(x);
+            let split = |x: Tensor<3>| {
+                let [samples, positions, _] = x.dims();
+                x.reshape([samples, positions, heads, of_head]).swap_dims(1, 2)
+            };
+            let scores = split(query).matmul(split(key).transpose()) / (of_head as f64).sqrt();
+            let mixed = activation::softmax(scores, 3).matmul(split(value));
+            mixed.swap_dims(1, 2).reshape([5, 19, width])
+        };
+        check([5, 33, 3 * width], [1, 1], fused, composed);
+    }
+}
+
 #[test]
 fn cross_entropy_of_rows() {
     for (rows, classes) in [(1, 2), (50, 1003), (7, 30_522)] {
@@ -182,7 +212,8 @@ fn plain_tensors_are_taken_too() {
             values(gelu(x.clone())),
             values(softmax(x.clone())),
             values(linear(x.clone(), weight, bias.clone().narrow(0, 0, 5))),
-            values(layer_norm(x, bias.clone(), bias, EPSILON)),
+            values(layer_norm(x.clone(), bias.clone(), bias, EPSILON)),
+            values(attention_mix(attention_scores(x.clone().unsqueeze(), x.clone().unsqueeze(), 2), x.unsqueeze())),
         ]
     };
     assert_close(&all(true), &all(false));

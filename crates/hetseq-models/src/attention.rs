@@ -2,7 +2,7 @@
 //! to the model, whose names they carry. Queries may be another sequence than keys and values.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use hetseq_kernels::{dropout_of_rows, matmul, softmax};
+use hetseq_kernels::{attention_mix, attention_scores, dropout_of_rows, softmax};
 use hetseq_random::Key;
 
 /// The longest sequence that can be attended to: so many elements a row of attention weights has for the purpose of dropout,
@@ -27,21 +27,12 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// All are [sample, position, feature], the heads' features side by side.
     pub fn forward(&self, query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Tensor<3> {
-        self.attend(split_heads(query, self.heads), split_heads(key, self.heads), split_heads(value, self.heads))
-    }
-
-    /// With the heads [split](split_heads) already, as a cache keeps keys and values.
-    pub fn attend(&self, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tensor<3> {
-        let [samples, heads, queries, size] = query.dims();
-        // The queries are scaled and not the scores, of which there are more.
-        let query = query * (size as f64).powf(-0.5);
-        let scores = matmul(query, key.transpose());
+        let scores = attention_scores(query, key, self.heads);
         let scores = match self.bias {
             Some(bias) => scores + bias.clone(),
             None => scores,
         };
-        let weights = self.drop(softmax(scores));
-        matmul(weights, value).swap_dims(1, 2).reshape([samples, queries, heads * size])
+        attention_mix(self.drop(softmax(scores)), value)
     }
 
     /// Each head has a key of its own, and each query a row of fixed length, so that the mask of a weight does not depend on
@@ -56,12 +47,6 @@ impl Attention<'_> {
         let rows = weights.reshape([samples * heads, queries, keys]);
         dropout_of_rows(rows, self.dropout, &of_head, LONGEST).reshape([samples, heads, queries, keys])
     }
-}
-
-/// From [sample, position, feature] to [sample, head, position, feature of the head].
-pub fn split_heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
-    let [samples, positions, width] = x.dims();
-    x.reshape([samples, positions, heads, width / heads]).swap_dims(1, 2)
 }
 
 /// The bias [1, 1, query, key] that hides from each position what comes after it.

@@ -183,8 +183,8 @@ fn extended(seen: Option<Attended>, newest: Attended) -> Attended {
     match seen {
         None => newest,
         Some(seen) => Attended {
-            key: Tensor::cat(vec![seen.key, newest.key], 2),
-            value: Tensor::cat(vec![seen.value, newest.value], 2),
+            key: Tensor::cat(vec![seen.key, newest.key], 1),
+            value: Tensor::cat(vec![seen.value, newest.value], 1),
         },
     }
 }

@@ -8,7 +8,7 @@ use hetseq_random::Key;
 
 use super::{TransformerConfig, site};
 use crate::activation::Activation;
-use crate::attention::{self, split_heads};
+use crate::attention;
 use crate::layers::{LayerNorm, Linear};
 
 /// As PyTorch's.
@@ -26,11 +26,11 @@ pub(super) struct Attention {
     dropout: f32,
 }
 
-/// What is attended to, its heads split: [sample, head, position, feature of the head].
+/// What is attended to: [sample, position, feature].
 #[derive(Debug, Clone)]
 pub(super) struct Attended {
-    pub(super) key: Tensor<4>,
-    pub(super) value: Tensor<4>,
+    pub(super) key: Tensor<3>,
+    pub(super) value: Tensor<3>,
 }
 
 impl Attention {
@@ -41,10 +41,7 @@ impl Attention {
     }
 
     pub(super) fn look_at(&self, x: Tensor<3>) -> Attended {
-        Attended {
-            key: split_heads(self.k_proj.forward(x.clone()), self.heads),
-            value: split_heads(self.v_proj.forward(x), self.heads),
-        }
+        Attended { key: self.k_proj.forward(x.clone()), value: self.v_proj.forward(x) }
     }
 
     pub(super) fn forward(
@@ -55,8 +52,7 @@ impl Attention {
         keys: &[Key],
     ) -> Tensor<3> {
         let attention = attention::Attention { heads: self.heads, bias, dropout: self.dropout, keys };
-        let query = split_heads(self.q_proj.forward(x), self.heads);
-        self.out_proj.forward(attention.attend(query, attended.key, attended.value))
+        self.out_proj.forward(attention.forward(self.q_proj.forward(x), attended.key, attended.value))
     }
 }
 

@@ -1,0 +1,154 @@
+//! The two products of attention, head by head. Queries, keys and values come as projections give them, [sample, position,
+//! feature], the heads' features side by side, and the result goes on like that: no head is moved anywhere, forward or backward.
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::host::{Input, Rule, Values, all_or_none, attach, input};
+use crate::precision::{lower, matmul};
+use crate::product::{Matrix, MatrixMut, write_product};
+
+/// How well each query fits each key, [sample, head, query, key]: their products over the root of a head's width.
+///
+/// # Panics
+/// As Burn's products, if the sizes do not fit.
+pub fn attention_scores(query: Tensor<3>, key: Tensor<3>, heads: usize) -> Tensor<4> {
+    let scale = ((query.dims()[2] / heads) as f64).powf(-0.5);
+    match inputs(&query, &key) {
+        Some([query, key]) => {
+            let rule = Scores { query: query.values, key: key.values, scale: scale as f32 };
+            let scores = pairs(&rule.query, &rule.key, heads, rule.scale);
+            attach([query.node, key.node], scores, rule)
+        }
+        // The queries are scaled and not the scores, of which there are more.
+        None => matmul(split_heads(query * scale, heads), split_heads(key, heads).transpose()),
+    }
+}
+
+/// The values by their weights, [sample, query, feature].
+///
+/// # Panics
+/// As Burn's products, if the sizes do not fit.
+pub fn attention_mix(weights: Tensor<4>, value: Tensor<3>) -> Tensor<3> {
+    let [samples, heads, queries, _] = weights.dims();
+    let width = value.dims()[2];
+    match inputs(&weights, &value) {
+        Some([weights, value]) => {
+            let rule = Mix { weights: weights.values, value: value.values };
+            let mixed = rows(&rule.weights, false, &rule.value, 1.0);
+            attach([weights.node, value.node], mixed, rule)
+        }
+        None => {
+            let mixed = matmul(weights, split_heads(value, heads));
+            mixed.swap_dims(1, 2).reshape([samples, queries, width])
+        }
+    }
+}
+
+/// From [sample, position, feature] to [sample, head, position, feature of the head].
+fn split_heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [samples, positions, width] = x.dims();
+    x.reshape([samples, positions, heads, width / heads]).swap_dims(1, 2)
+}
+
+/// None if the products have to be composed of Burn's.
+fn inputs<const A: usize, const B: usize>(a: &Tensor<A>, b: &Tensor<B>) -> Option<[Input; 2]> {
+    if lower().is_some() { None } else { all_or_none([input(a)?, input(b)?]) }
+}
+
+#[derive(Debug, Clone)]
+struct Scores {
+    query: Values,
+    key: Values,
+    scale: f32,
+}
+
+impl Rule<2> for Scores {
+    fn gradients(self, upstream: Values, [of_query, of_key]: [bool; 2]) -> [Option<Values>; 2] {
+        [
+            of_query.then(|| rows(&upstream, false, &self.key, self.scale)),
+            of_key.then(|| rows(&upstream, true, &self.query, self.scale)),
+        ]
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Mix {
+    weights: Values,
+    value: Values,
+}
+
+impl Rule<2> for Mix {
+    fn gradients(self, upstream: Values, [of_weights, of_value]: [bool; 2]) -> [Option<Values>; 2] {
+        let heads = self.weights.shape()[1];
+        [
+            of_weights.then(|| pairs(&upstream, &self.value, heads, 1.0)),
+            of_value.then(|| rows(&self.weights, true, &upstream, 1.0)),
+        ]
+    }
+}
+
+/// `scale a bᵀ` of each head: [sample, head, position of a, position of b].
+fn pairs(a: &Values, b: &Values, heads: usize, scale: f32) -> Values {
+    let (a, b) = (Heads::new(a, heads), Heads::new(b, heads));
+    assert!((a.samples, a.width) == (b.samples, b.width), "heads of {a:?} and of {b:?}");
+    let mut pairs = vec![0.0; a.samples * heads * a.positions * b.positions];
+    let matrices = pairs.par_chunks_mut((a.positions * b.positions).max(1)).enumerate();
+    matrices.for_each(|(i, matrix)| {
+        let (sample, head) = (i / heads, i % heads);
+        let out = MatrixMut::new(matrix, b.positions);
+        write_product(a.matrix(sample, head), b.matrix(sample, head).transposed(), scale, out);
+    });
+    Values::from_vec(pairs, vec![a.samples, heads, a.positions, b.positions])
+}
+
+/// `scale p b` of each head, or `scale pᵀ b`: [sample, position, feature].
+fn rows(pairs: &Values, is_transposed: bool, b: &Values, scale: f32) -> Values {
+    let shape = pairs.shape();
+    let (heads, first, second) = (shape[1], shape[2], shape[3]);
+    let b = Heads::new(b, heads);
+    let positions = if is_transposed { second } else { first };
+    assert_eq!(shape[0], b.samples, "samples of attention");
+    let mut rows = vec![0.0; b.samples * positions * b.width];
+    let samples = rows.par_chunks_mut((positions * b.width).max(1)).enumerate();
+    samples.for_each(|(sample, rows)| {
+        for head in 0..heads {
+            let size = first * second;
+            let matrix = Matrix::new(&pairs.get()[(sample * heads + head) * size..][..size], second);
+            let matrix = if is_transposed { matrix.transposed() } else { matrix };
+            let (from, columns) = b.columns(head);
+            write_product(matrix, b.matrix(sample, head), scale, MatrixMut::columns(rows, b.width, from, columns));
+        }
+    });
+    Values::from_vec(rows, vec![b.samples, positions, b.width])
+}
+
+/// [sample, position, feature]
+#[derive(Debug)]
+struct Heads<'a> {
+    values: &'a [f32],
+    heads: usize,
+    samples: usize,
+    positions: usize,
+    width: usize,
+}
+
+impl<'a> Heads<'a> {
+    fn new(values: &'a Values, heads: usize) -> Self {
+        let shape = values.shape();
+        let (samples, positions, width) = (shape[0], shape[1], shape[2]);
+        assert!(width.is_multiple_of(heads), "{width} features for {heads} heads");
+        Heads { values: values.get(), heads, samples, positions, width }
+    }
+
+    /// The first of a head's, and how many they are.
+    fn columns(&self, head: usize) -> (usize, usize) {
+        let of_head = self.width / self.heads;
+        (head * of_head, of_head)
+    }
+
+    fn matrix(&self, sample: usize, head: usize) -> Matrix<'a> {
+        let (size, (from, columns)) = (self.positions * self.width, self.columns(head));
+        Matrix::columns(&self.values[sample * size..][..size], self.width, from, columns)
+    }
+}
