@@ -1,9 +1,10 @@
 //! Translating lines of text with a trained model. Each device is a thread with a replica of its own; batches of sentences of
-//! similar length are handed out to whoever is free, the longest first, and come back in the order of the lines.
+//! similar length are handed out to whoever is free, the longest first, and come back in the order of the lines. A device that
+//! fails is done without while there are others.
+
+mod hand_out;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 use hetseq_data::TranslateTokenizer;
@@ -147,7 +148,7 @@ impl Generator {
         }
         done(empty);
         let batches = batches(sentences, self.options.batch_tokens);
-        for (line, hypotheses) in self.run(&batches, done)? {
+        for (line, hypotheses) in self.run(batches, done)? {
             let translation = &mut translations[line];
             translation.tokens = hypotheses.first().map_or(0, |best| best.tokens.len());
             for hypothesis in hypotheses {
@@ -169,32 +170,17 @@ impl Generator {
         (source, Some(Cut { tokens, kept }))
     }
 
-    fn run(&mut self, batches: &[Batch], done: &(dyn Fn(usize) -> bool + Sync)) -> Result<Vec<Found>, TrainError> {
-        let next = AtomicUsize::new(0);
-        let (stop, found) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    fn run(&mut self, batches: Vec<Batch>, done: &(dyn Fn(usize) -> bool + Sync)) -> Result<Vec<Found>, TrainError> {
         let settings = translation::settings(&self.config, self.options.beam, self.options.length_penalty);
         let config = &self.config;
-        let work = |worker: &mut Worker| -> Result<(), TrainError> {
-            while !stop.load(Ordering::Relaxed)
-                && let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed))
-            {
-                let answers = worker.translate(config, batch, &settings).inspect_err(|_| {
-                    stop.store(true, Ordering::Relaxed);
-                })?;
-                let count = answers.len();
-                found.lock().unwrap_or_else(PoisonError::into_inner).extend(answers);
-                if !done(count) {
-                    stop.store(true, Ordering::Relaxed);
-                }
-            }
-            Ok(())
-        };
-        let work = &work;
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = self.workers.iter_mut().map(|worker| scope.spawn(move || work(worker))).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
-        })?;
-        Ok(found.into_inner().unwrap_or_else(PoisonError::into_inner))
+        let found = hand_out::hand_out(
+            &mut self.workers,
+            batches,
+            |worker, batch| worker.translate(config, batch, &settings),
+            |answers: &Vec<Found>| done(answers.len()),
+            |error| tracing::warn!("{error}; the other devices go on without it"),
+        )?;
+        Ok(found.into_iter().flatten().collect())
     }
 }
 

@@ -219,14 +219,8 @@ fn unscale(gradients: &mut [f32], scale: f32) -> bool {
 /// As engines and allocators say it.
 fn is_out_of_memory(reason: &str) -> bool {
     let reason = reason.to_lowercase();
-    let words = [
-        "out of memory",
-        "outofmemory",
-        "memory allocation",
-        "out of device memory",
-        "allocate buffer",
-        "buffertoobig",
-    ];
+    let words =
+        ["out of memory", "outofmemory", "memory allocation", "out of device memory", "can't allocate", "buffertoobig"];
     words.iter().any(|words| reason.contains(words))
 }
 
