@@ -20,6 +20,10 @@ mod unigram;
 mod vocabulary;
 mod words;
 
+use std::path::Path;
+
+use crate::error::{CorpusError, DataError};
+
 pub use encoder::Encoder;
 pub use spaced::each_stretch;
 pub use subwords::{Special, SubwordEncoder, Subwords};
@@ -28,6 +32,17 @@ pub use training::{Merges, TrainOptions, train, train_merges};
 pub use unigram::train_unigram;
 pub use vocabulary::{SpecialTokens, Vocabulary};
 pub use words::{BertWords, WordCounts};
+
+/// The content of a `tokenizer.json`. Read as a string, since the crate is compiled for that once; reading bytes would compile all of it
+/// here again, which takes long.
+fn parse(json: &[u8], path: &Path) -> Result<tokenizers::Tokenizer, DataError> {
+    let text = std::str::from_utf8(json).map_err(|reason| bad(path, reason.to_string()))?;
+    text.parse().map_err(|reason: tokenizers::Error| bad(path, reason.to_string()))
+}
+
+fn bad(path: &Path, problem: String) -> DataError {
+    CorpusError::BadTokenizer { path: path.to_owned(), problem }.into()
+}
 
 /// The special tokens of BERT, in the order of their ids in a vocabulary of ours.
 pub const SPECIAL_TOKENS: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];

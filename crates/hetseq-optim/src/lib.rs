@@ -30,12 +30,14 @@
 //! ```
 
 mod error;
+mod flat;
 mod layout;
 mod norm;
 mod optimizer;
 mod schedule;
 
 pub use error::OptimError;
+pub use flat::{add, unscale};
 pub use layout::{Entry, Layout, decays};
 pub use norm::{clip_factor, global_norm};
 pub use optimizer::{Eps, Optimizer, OptimizerConfig, OptimizerName};

@@ -13,8 +13,8 @@ use tokenizers::{Model, NormalizedString};
 
 use super::encoder::SeenRuns;
 use super::spaced::{OPENS_SPECIAL, SPACE};
-use super::{TrainOptions, train_merges, train_unigram};
-use crate::error::{CorpusError, DataError};
+use super::{TrainOptions, bad, parse, train_merges, train_unigram};
+use crate::error::DataError;
 
 const EOS: &str = "</s>";
 const UNK: &str = "<unk>";
@@ -70,14 +70,13 @@ impl Subwords {
     /// Reads a `tokenizer.json` that has the special tokens.
     pub fn read(path: &Path) -> Result<Self, DataError> {
         let json = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
-        let inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|reason| bad(path, reason.to_string()))?;
-        Self::new(inner, json, path)
+        Self::new(parse(&json, path)?, json, path)
     }
 
     fn of_model(model: Value, pad: usize) -> Result<Self, DataError> {
         let path = Path::new(super::TOKENIZER_FILE);
         let failed = |reason: tokenizers::Error| bad(path, reason.to_string());
-        let inner = tokenizers::Tokenizer::from_bytes(pipeline(model, pad).to_string()).map_err(failed)?;
+        let inner = parse(pipeline(model, pad).to_string().as_bytes(), path)?;
         let json = inner.to_string(true).map_err(failed)? + "\n";
         Self::new(inner, json.into_bytes(), path)
     }
@@ -209,10 +208,6 @@ fn pipeline(model: Value, pad: usize) -> Value {
         },
         "decoder": spaces, "model": model,
     })
-}
-
-fn bad(path: &Path, problem: String) -> DataError {
-    CorpusError::BadTokenizer { path: path.to_owned(), problem }.into()
 }
 
 fn failed(reason: tokenizers::Error) -> DataError {

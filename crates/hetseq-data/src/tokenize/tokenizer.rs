@@ -12,8 +12,8 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::processors::bert::BertProcessing;
 use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
-use super::{BertWords, CONTINUATION, Encoder, SPECIAL_TOKENS, SpecialTokens, Vocabulary};
-use crate::error::{CorpusError, DataError};
+use super::{BertWords, CONTINUATION, Encoder, SPECIAL_TOKENS, SpecialTokens, Vocabulary, bad, parse};
+use crate::error::DataError;
 use crate::source::bytes::write_whole;
 
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -48,8 +48,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`, of BERT's kind or any other with a token for each of BERT's special ones.
     pub fn read_json(path: &Path) -> Result<Self, DataError> {
         let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
-        let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|reason| bad(path, reason.to_string()))?;
-        Self::new(inner, path)
+        Self::new(parse(&bytes, path)?, path)
     }
 
     /// Reads a tokenizer from its directory, its `tokenizer.json` or its `vocab.txt`. Whether the model of a `vocab.txt` tells
@@ -203,10 +202,6 @@ fn bert_words(inner: &tokenizers::Tokenizer) -> Option<BertWords> {
         Some(NormalizerWrapper::BertNormalizer(normalizer)) if is_bert => BertWords::with(*normalizer),
         _ => None,
     }
-}
-
-fn bad(path: &Path, problem: String) -> DataError {
-    CorpusError::BadTokenizer { path: path.to_owned(), problem }.into()
 }
 
 fn lacks(path: &Path, token: &str) -> DataError {

@@ -168,7 +168,7 @@ impl<T: Task> Thread<T> {
                         if emulated.overflows.contains(&terms.update) && !jobs.is_empty() {
                             gradients[0] = f32::INFINITY;
                         }
-                        has_overflowed = !unscale(gradients, loss_scale);
+                        has_overflowed = !hetseq_optim::unscale(gradients, loss_scale);
                     }
                     return Ok(Done { work, most_tokens, has_overflowed });
                 }
@@ -203,17 +203,6 @@ impl<T: Task> Thread<T> {
         }
         Ok(fitting)
     }
-}
-
-/// Divides by the scale, a power of two, and tells whether all are numbers.
-fn unscale(gradients: &mut [f32], scale: f32) -> bool {
-    let factor = 1.0 / scale;
-    let mut is_finite = true;
-    for gradient in gradients {
-        *gradient *= factor;
-        is_finite &= gradient.is_finite();
-    }
-    is_finite
 }
 
 /// As engines and allocators say it.
