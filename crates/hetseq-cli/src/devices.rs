@@ -191,13 +191,14 @@ fn print_gpu(report: &GpuReport) {
         );
     }
     let memory = report.memory_bytes.map_or_else(|| "not told by the driver".to_owned(), gib);
+    let free = report.free_bytes.map_or_else(String::new, |bytes| format!(", {} of it free", gib(bytes)));
     let buffer =
         report.buffer_bytes.map_or_else(String::new, |bytes| format!(", at most {} in one tensor", gib(bytes)));
-    lines.push(format!("memory: {memory}{buffer}, {:.1} GB/s", report.gigabytes_per_s));
+    lines.push(format!("memory: {memory}{free}{buffer}, {:.1} GB/s", report.gigabytes_per_s));
     let products = report.precisions.iter().zip(&report.gflops);
     let products: Vec<String> =
         products.map(|(precision, gflops)| format!("{precision} {gflops:.0} GFLOP/s")).collect();
-    lines.push(format!("matrix products: {}", products.join(", ")));
+    lines.push(format!("matrix products: {}; an operation starts in {:.0} us", products.join(", "), report.launch_us));
     entry(&report.name, &lines);
 }
 

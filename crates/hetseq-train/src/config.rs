@@ -68,6 +68,8 @@ pub struct Run {
     pub prefetch: u64,
     /// The most memory, in MiB, that this process may use; by default what its control group or the machine allows.
     pub memory_mib: Option<u64>,
+    /// The most of each GPU's memory, in MiB, that it may use; by default what its driver says is free.
+    pub gpu_memory_mib: Option<u64>,
     /// Take a checksum of the parameters on every rank each so many updates, and compare; 0 is never.
     #[serde(default = "hundred")]
     pub checksum_every: u64,
@@ -376,13 +378,15 @@ impl<C> Config<C> {
         if !(0.0..=3600.0).contains(&self.batch.probe_s) {
             return Err(format!("batch.probe_s = {} must be 0 to 3600 seconds", self.batch.probe_s));
         }
-        if self.run.memory_mib == Some(0) {
-            return Err("run.memory_mib must be at least 1; leave it out for what the machine allows".to_owned());
-        }
-        if self.run.memory_mib.is_some() && self.batch.probe_s == 0.0 {
-            return Err(
-                "run.memory_mib needs batch.probe_s above 0: what fits is measured before the first update".to_owned()
-            );
+        for (key, mib) in [("run.memory_mib", self.run.memory_mib), ("run.gpu_memory_mib", self.run.gpu_memory_mib)] {
+            if mib == Some(0) {
+                return Err(format!("{key} must be at least 1; leave it out for what there is"));
+            }
+            if mib.is_some() && self.batch.probe_s == 0.0 {
+                return Err(format!(
+                    "{key} needs batch.probe_s above 0: what fits is measured before the first update"
+                ));
+            }
         }
         if self.comm.wire == WireType::Bf16 && self.comm.route == Route::Ring {
             return Err(

@@ -98,7 +98,8 @@ impl<T: Task> Crew<T> {
         self.group.at("the measuring of devices");
         let is_measured = survey == Survey::Measure && config.batch.split == Split::Measured;
         // A limit of memory counts whatever the split: what fits must be known before.
-        let is_limited = survey == Survey::Measure && config.run.memory_mib.is_some();
+        let limit = config.run.memory_mib.or(config.run.gpu_memory_mib);
+        let is_limited = survey == Survey::Measure && limit.is_some();
         let (key, mut devices) = if (is_measured || is_limited) && config.batch.probe_s > 0.0 {
             let Entry { key, devices } = self.probe(config)?;
             (Some(key), devices)
@@ -123,6 +124,7 @@ impl<T: Task> Crew<T> {
             max_tokens: config.batch.max_tokens,
             global: config.batch.global,
             memory_bytes: memory::limit_bytes(config.run.memory_mib.map(|mib| mib << 20)),
+            gpu_memory_bytes: config.run.gpu_memory_mib.map(|mib| mib << 20),
             // Two values of the optimizer for each parameter, the sum and what is on its way through the network.
             reserved_bytes: 4 * parameters,
             budget: Duration::from_secs_f64(config.batch.probe_s),
@@ -158,7 +160,10 @@ impl<T: Task> Crew<T> {
             layout: format!("{:016x}", self.layout.hash()),
             precision: self.devices.specs().map(|(_, precision)| precision.to_string()).collect::<Vec<_>>().join(","),
             // What the machine has free differs from start to start; what was set does not.
-            limits: format!("{:?} {:?} {:?}", limits.max_samples, limits.max_tokens, config.run.memory_mib),
+            limits: format!(
+                "{:?} {:?} {:?} {:?}",
+                limits.max_samples, limits.max_tokens, config.run.memory_mib, config.run.gpu_memory_mib
+            ),
         }
     }
 

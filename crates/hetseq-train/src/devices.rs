@@ -21,7 +21,6 @@ use hetseq_comm::Waker;
 use hetseq_kernels::Precision;
 use hetseq_optim::Layout;
 use hetseq_random::Key;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::engine;
@@ -119,6 +118,8 @@ pub(crate) struct DeviceReport {
     pub(crate) after: Duration,
     /// It ran out of memory with more tokens than these.
     pub(crate) most_tokens: Option<u64>,
+    /// Of a GPU's own memory.
+    pub(crate) held_bytes: Option<u64>,
 }
 
 /// An update that is being computed.
@@ -370,13 +371,14 @@ impl<T: Task> Devices<T> {
                     (report.compute, report.after) = (work.compute, work.after);
                 }
                 report.most_tokens = report.most_tokens.into_iter().chain(most_tokens).min();
+                report.held_bytes = report.held_bytes.max(work.held_bytes);
                 if has_overflowed {
                     sum.overflow = Some(true);
                 }
                 if sum.flat.is_empty() {
                     sum.flat = work.flat;
                 } else {
-                    add_in_place(&mut sum.flat, &work.flat);
+                    hetseq_optim::add(&mut sum.flat, &work.flat);
                 }
             }
             sum.devices.push(report);
@@ -454,15 +456,3 @@ impl Round {
 }
 
 const COMPUTING: &str = "computing gradients";
-
-/// Large enough that splitting the addition over threads pays.
-const PARALLEL_CHUNK: usize = 1 << 16;
-
-fn add_in_place(sum: &mut [f32], more: &[f32]) {
-    let add = |(sum, more): (&mut [f32], &[f32])| {
-        for (sum, value) in sum.iter_mut().zip(more) {
-            *sum += value;
-        }
-    };
-    sum.par_chunks_mut(PARALLEL_CHUNK).zip(more.par_chunks(PARALLEL_CHUNK)).for_each(add);
-}

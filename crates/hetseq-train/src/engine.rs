@@ -6,6 +6,8 @@
 
 #[cfg(feature = "wgpu")]
 mod gpu;
+#[cfg(feature = "wgpu")]
+mod memory;
 mod pinning;
 
 use std::time::Instant;
@@ -50,6 +52,20 @@ pub(crate) fn open(place: &Place) -> Result<Device, String> {
     }
     #[cfg(not(feature = "wgpu"))]
     Err(WITHOUT_GPUS.to_owned())
+}
+
+/// Of an open GPU's memory, what this process may use, if the driver tells.
+pub(crate) fn free_bytes(place: &Place) -> Option<u64> {
+    #[cfg(feature = "wgpu")]
+    {
+        let memory = gpu::open(place).ok()?.memory()?;
+        Some(memory.free_bytes.unwrap_or(memory.bytes))
+    }
+    #[cfg(not(feature = "wgpu"))]
+    {
+        _ = place;
+        None
+    }
 }
 
 #[cfg(not(feature = "wgpu"))]
@@ -134,6 +150,8 @@ pub struct GpuReport {
     /// On the bus, if it tells; the same card by another interface has the same.
     pub address: Option<String>,
     pub memory_bytes: Option<u64>,
+    /// What other programs leave of it.
+    pub free_bytes: Option<u64>,
     /// The largest single tensor.
     pub buffer_bytes: Option<u64>,
     /// Those tried with success.
@@ -142,6 +160,8 @@ pub struct GpuReport {
     pub gflops: Vec<f64>,
     /// Of reading and writing its memory.
     pub gigabytes_per_s: f64,
+    /// What an operation takes that has nothing to compute: small models are held up by it.
+    pub launch_us: f64,
 }
 
 /// Opens a GPU and measures it.

@@ -15,13 +15,14 @@ use crate::error::TrainError;
 use crate::task::Task;
 
 /// Keys that may differ from rank to rank. A section name stands for all its keys.
-const LOCAL: [&str; 19] = [
+const LOCAL: [&str; 20] = [
     "run.dir",
     "run.devices",
     "run.precision",
     "run.log_every",
     "run.loader_threads",
     "run.memory_mib",
+    "run.gpu_memory_mib",
     "task.data",
     "task.config",
     "task.tokenizer",

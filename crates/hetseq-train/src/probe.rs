@@ -20,6 +20,7 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use crate::devices::{DeviceSpec, Devices, LocalSum, Terms};
+use crate::engine;
 use crate::error::TrainError;
 use crate::loader::{self, Job, MicroBatch};
 use crate::memory;
@@ -42,7 +43,10 @@ pub(crate) struct Limits {
     pub(crate) max_samples: Option<u32>,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) global: GlobalBatch,
+    /// What the process may use.
     pub(crate) memory_bytes: Option<u64>,
+    /// What was set for each GPU.
+    pub(crate) gpu_memory_bytes: Option<u64>,
     /// What training will hold beside what a step needs: the optimizer's state, buffers of the exchange.
     pub(crate) reserved_bytes: u64,
     pub(crate) budget: Duration,
@@ -60,8 +64,10 @@ struct Class {
     /// Of this process.
     devices: Vec<usize>,
     is_gpu: bool,
-    /// What bounds it.
+    /// What bounds it; the memory is a GPU's own.
     limits: Limits,
+    /// Of that memory, so much is in use.
+    held_bytes: u64,
     /// More than these did not fit.
     out_of_memory: Option<u32>,
 }
@@ -71,6 +77,11 @@ fn kind_of(spec: &DeviceSpec, precision: Precision) -> String {
     if spec.is_gpu() { spec.name.clone() } else { format!("{} {precision}", spec.threads()) }
 }
 
+/// And what it will hold beside that when training.
+fn held_by_process(limits: &Limits) -> u64 {
+    memory::anonymous_bytes().map_or(0, |held| held + limits.reserved_bytes)
+}
+
 fn classes<T: Task>(devices: &Devices<T>, limits: &Limits) -> Vec<Class> {
     let mut classes: Vec<(String, Class)> = Vec::new();
     for (at, (spec, precision)) in devices.specs().enumerate() {
@@ -78,10 +89,14 @@ fn classes<T: Task>(devices: &Devices<T>, limits: &Limits) -> Vec<Class> {
         match classes.iter_mut().find(|(known, _)| *known == key) {
             Some((_, class)) => class.devices.push(at),
             None => {
-                // What a GPU needs is not taken from the memory that can be watched; it says by itself when it has no more.
-                let memory_bytes = if is_gpu { None } else { limits.memory_bytes };
+                let memory_bytes = if is_gpu {
+                    [limits.gpu_memory_bytes, engine::free_bytes(&spec.place)].into_iter().flatten().min()
+                } else {
+                    limits.memory_bytes
+                };
+                let held_bytes = if is_gpu { 0 } else { held_by_process(limits) };
                 let limits = Limits { memory_bytes, ..limits.clone() };
-                classes.push((key, Class { devices: vec![at], is_gpu, limits, out_of_memory: None }));
+                classes.push((key, Class { devices: vec![at], is_gpu, limits, held_bytes, out_of_memory: None }));
             }
         }
     }
@@ -113,8 +128,7 @@ pub(crate) fn probe<T: Task>(
     // The longest first: what is freed stays with the process, so only there growth shows for what it is.
     for (at, &tokens) in lengths.iter().rev().enumerate() {
         let left = limits.budget.saturating_sub(started.elapsed()) / (lengths.len() - at) as u32;
-        let held = || memory::anonymous_bytes().map_or(0, |held| held + limits.reserved_bytes);
-        let guard = |class: &Class| Guard::new(&class.limits, tokens, left, held());
+        let guard = |class: &Class| Guard::new(&class.limits, tokens, left, class.held_bytes);
         let mut guards: Vec<Guard> = classes.iter().map(guard).collect();
         let most = guards.iter().map(Guard::most).max().unwrap_or(1);
         let candidates = sizes::samples(&costs, tokens, most);
@@ -130,7 +144,6 @@ pub(crate) fn probe<T: Task>(
                 break;
             }
             let measured = bench.time(&classes, &sizes, &candidates, tokens)?;
-            let bytes = held();
             for (at, class) in classes.iter_mut().enumerate() {
                 let Some(samples) = sizes[at] else { continue };
                 let of_class = || class.devices.iter().map(|&device| &measured.devices[device]);
@@ -140,6 +153,8 @@ pub(crate) fn probe<T: Task>(
                     is_full[at] = true;
                     continue;
                 }
+                let held_by_gpu = of_class().filter_map(|device| device.held_bytes).max();
+                let bytes = held_by_gpu.unwrap_or_else(|| if class.is_gpu { 0 } else { held_by_process(limits) });
                 let slowest = of_class().map(|device| device.compute).max().unwrap_or_default();
                 for &device in &class.devices {
                     let OfDevice { compute, after: after_it, .. } = measured.devices[device];
@@ -148,6 +163,7 @@ pub(crate) fn probe<T: Task>(
                     after[device] = after_it;
                 }
                 guards[at].ran(samples, slowest, bytes, slowest * measured.runs);
+                class.held_bytes = bytes;
             }
         }
         for (class, guard) in classes.iter().zip(&guards) {
@@ -155,7 +171,7 @@ pub(crate) fn probe<T: Task>(
                 return Err(TrainError::Device {
                     device: names.get(class.devices[0]).cloned().unwrap_or_default(),
                     doing: "measuring how large micro-batches may be",
-                    reason: sizes::too_small(needed, limits.memory_bytes.unwrap_or(0), tokens),
+                    reason: sizes::too_small(needed, class.limits.memory_bytes.unwrap_or(0), tokens, class.is_gpu),
                 });
             }
         }
@@ -229,6 +245,8 @@ struct OfDevice {
     after: Duration,
     /// It ran out of memory with more tokens than these.
     most_tokens: Option<u32>,
+    /// Of a GPU's own memory.
+    held_bytes: Option<u64>,
 }
 
 impl<T: Task> Bench<'_, T> {
@@ -264,6 +282,7 @@ impl<T: Task> Bench<'_, T> {
                 sum.after += report.after;
                 let most = report.most_tokens.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
                 sum.most_tokens = sum.most_tokens.into_iter().chain(most).min();
+                sum.held_bytes = sum.held_bytes.max(report.held_bytes);
             }
             runs += 1;
         }

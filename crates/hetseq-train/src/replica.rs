@@ -29,6 +29,8 @@ pub(crate) struct Work {
     pub(crate) compute: Duration,
     /// After them: the gradients come from the device.
     pub(crate) after: Duration,
+    /// Of a GPU's memory, and not of the machine's. What is freed stays with the engine, so this is the most that was needed.
+    pub(crate) held_bytes: Option<u64>,
 }
 
 impl<T: Task> Replica<T> {
@@ -75,7 +77,9 @@ impl<T: Task> Replica<T> {
         self.wait()?;
         let computed = start.elapsed();
         let flat = sums.download(&self.layout, losses, self.terms, &self.device)?;
-        Ok(Work { flat, compute: computed, after: start.elapsed() - computed })
+        let after = start.elapsed() - computed;
+        let held_bytes = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+        Ok(Work { flat, compute: computed, after, held_bytes })
     }
 
     /// Sums of losses and scores, without dropout, and without a graph, which only a backward pass would free.

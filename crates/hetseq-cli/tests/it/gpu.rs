@@ -160,7 +160,9 @@ fn the_software_renderer_is_listed_as_what_it_is() {
     let gpu = &listed["devices"][1];
     assert_eq!((gpu["name"].as_str(), gpu["is_software"].as_bool()), (Some("gpu:0"), Some(true)), "{gpu}");
     assert!(gpu["memory_bytes"].as_u64() > Some(1 << 28), "{gpu}");
+    assert!(gpu["free_bytes"].as_u64() <= gpu["memory_bytes"].as_u64(), "{gpu}");
     assert!(gpu["gflops"][0].as_f64() > Some(0.01) && gpu["gigabytes_per_s"].as_f64() > Some(0.01), "{gpu}");
+    assert!(gpu["launch_us"].as_f64() > Some(0.1), "{gpu}");
     // And it is not what `all` means.
     let dir = RunDir::new();
     with_driver(shipped(&dir, 2).set("run.devices", "all"), 1).succeed();
@@ -187,4 +189,18 @@ fn f16_on_the_gpu_is_close_to_f32() {
     assert_eq!(codes(&ended), [Some(1)]);
     let expected = "gpu:0 failed while starting: it cannot compute in bf16. Say gpu:0@f32 in run.devices";
     assert!(ended[0].stderr.contains(expected), "{}", ended[0].stderr);
+}
+
+/// What a single sample needs is measured, and is more than this.
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn a_gpu_keeps_to_the_memory_it_is_given() {
+    let dir = RunDir::new();
+    let ended = with_driver(bert::train(&dir, 2).set("run.devices", "gpu:0").set("run.gpu_memory_mib", 1), 1).run();
+    assert_eq!(codes(&ended), [Some(1)], "{ended:#?}");
+    let expected = ["gpu:0 failed while measuring", "and 1.0 MB is allowed: raise run.gpu_memory_mib"];
+    assert!(expected.iter().all(|words| ended[0].stderr.contains(words)), "{}", ended[0].stderr);
+    let ended = bert::train(&dir, 2).set("batch.probe_s", 0).set("run.gpu_memory_mib", 1).run();
+    let expected = "run.gpu_memory_mib needs batch.probe_s above 0";
+    assert!(codes(&ended) == [Some(2)] && ended[0].stderr.contains(expected), "{}", ended[0].stderr);
 }

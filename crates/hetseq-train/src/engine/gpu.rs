@@ -8,6 +8,7 @@ use burn::tensor::wgpu::{WgpuBackend, WgpuSetup};
 use burn::tensor::{Device, DeviceKind, DeviceType, FloatDType, Tensor};
 use hetseq_kernels::Precision;
 
+use super::memory::{self, Memory};
 use super::{GpuReport, try_product};
 use crate::devices::{Api, Place, guarded};
 
@@ -88,6 +89,12 @@ pub(super) struct Opened {
     setup: Option<WgpuSetup>,
 }
 
+impl Opened {
+    pub(super) fn memory(&self) -> Option<Memory> {
+        memory::of(self.setup.as_ref()?)
+    }
+}
+
 /// A device is set up once per process.
 static OPENED: Mutex<Vec<((Api, usize), Opened)>> = Mutex::new(Vec::new());
 
@@ -164,7 +171,9 @@ fn not_built_in(api: Api) -> String {
 }
 
 pub(super) fn examine(place: &Place) -> Result<GpuReport, String> {
-    let Opened { device, setup } = open(place)?;
+    let opened = open(place)?;
+    let memory = opened.memory();
+    let Opened { device, setup } = opened;
     let tries = Precision::ALL.map(|precision| (precision, try_product(&device, precision)));
     if let (_, Err(reason)) = &tries[0] {
         return Err(reason.clone());
@@ -181,10 +190,12 @@ pub(super) fn examine(place: &Place) -> Result<GpuReport, String> {
         is_software: false,
         address: identity.physical.and_then(|card| card.pci_address).map(|address| address.to_string()),
         memory_bytes: None,
+        free_bytes: None,
         buffer_bytes: None,
         precisions,
         gflops,
         gigabytes_per_s: super::gigabytes_per_s(&device)?,
+        launch_us: launch_us(&device)?,
     };
     if let Some(setup) = setup {
         let info = setup.adapter.get_info();
@@ -194,7 +205,10 @@ pub(super) fn examine(place: &Place) -> Result<GpuReport, String> {
         report.interface = format!("{:?}", info.backend);
         report.model = info.name;
         report.buffer_bytes = Some(setup.device.limits().max_storage_buffer_binding_size);
-        report.memory_bytes = vulkan_memory(&setup);
+    }
+    if let Some(memory) = memory {
+        report.memory_bytes = Some(memory.bytes);
+        report.free_bytes = memory.free_bytes;
     }
     Ok(report)
 }
@@ -213,28 +227,6 @@ fn vendor(id: u32) -> String {
         _ => return format!("vendor {id:#06x}"),
     }
     .to_owned()
-}
-
-/// The largest memory of the device's own; wgpu itself does not tell.
-#[cfg(not(target_vendor = "apple"))]
-#[expect(unsafe_code, reason = "asks the adapter below wgpu for numbers and changes nothing")]
-fn vulkan_memory(setup: &WgpuSetup) -> Option<u64> {
-    use burn::tensor::wgpu::wgpu::hal::api::Vulkan;
-
-    const DEVICE_LOCAL: u32 = 1;
-    // SAFETY: the adapter is only asked, while the setup keeps it and its instance alive.
-    let memory = unsafe {
-        let adapter = setup.adapter.as_hal::<Vulkan>()?;
-        let instance = adapter.shared_instance().raw_instance();
-        instance.get_physical_device_memory_properties(adapter.raw_physical_device())
-    };
-    let heaps = memory.memory_heaps.iter().take(memory.memory_heap_count as usize);
-    heaps.filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0).map(|heap| heap.size).max()
-}
-
-#[cfg(target_vendor = "apple")]
-fn vulkan_memory(_: &WgpuSetup) -> Option<u64> {
-    None
 }
 
 /// Of products of square matrices, the best of three sizes: a fast device needs large ones, and a slow one is not kept long.
@@ -263,4 +255,23 @@ fn gflops(device: &Device, precision: Precision) -> Result<f64, String> {
         }
     }
     Ok(best)
+}
+
+/// Of operations on next to nothing, one after the other; the best of three rows.
+fn launch_us(device: &Device) -> Result<f64, String> {
+    const OPERATIONS: u32 = 200;
+    let row = || {
+        guarded(|| {
+            let mut number = Tensor::<1>::zeros([1], device);
+            let started = Instant::now();
+            for _ in 0..OPERATIONS {
+                number = number + 1.0;
+            }
+            device.sync().map_err(|error| error.to_string())?;
+            Ok(started.elapsed().as_secs_f64() / f64::from(OPERATIONS) * 1e6)
+        })
+    };
+    row()?;
+    let rows: Vec<f64> = (0..3).map(|_| row()).collect::<Result<_, _>>()?;
+    Ok(rows.into_iter().fold(f64::INFINITY, f64::min))
 }

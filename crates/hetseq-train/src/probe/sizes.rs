@@ -99,10 +99,14 @@ impl Guard {
     }
 }
 
-pub(super) fn too_small(needed: u64, limit: u64, tokens: u32) -> String {
+pub(super) fn too_small(needed: u64, limit: u64, tokens: u32, is_gpu: bool) -> String {
+    let remedy = if is_gpu {
+        "raise run.gpu_memory_mib or free memory of the GPU, leave it out (run.devices), use"
+    } else {
+        "raise run.memory_mib or the job's limit, use fewer devices (run.devices),"
+    };
     format!(
-        "a single sample of {tokens} tokens needs {} in all and {} is allowed: raise run.memory_mib or the job's limit, use fewer \
-         devices (run.devices), a smaller model or shorter samples",
+        "a single sample of {tokens} tokens needs {} in all and {} is allowed: {remedy} a smaller model or shorter samples",
         hetseq_metrics::bytes(needed),
         hetseq_metrics::bytes(limit)
     )
@@ -202,6 +206,7 @@ mod tests {
             max_tokens: None,
             global: GlobalBatch::Sequences(64),
             memory_bytes,
+            gpu_memory_bytes: None,
             reserved_bytes: 0,
             budget: Duration::from_secs(10),
         }
@@ -240,7 +245,7 @@ mod tests {
         let mut guard = Guard::new(&limits(None, Some(100)), 1, Duration::from_secs(1), 0);
         guard.ran(1, Duration::from_millis(1), 110, Duration::from_millis(2));
         assert_eq!((guard.impossible(), guard.next()), (Some(110), Step::Enough));
-        assert!(too_small(3 << 30, 1 << 30, 512).contains("a single sample of 512 tokens needs"));
+        assert!(too_small(3 << 30, 1 << 30, 512, false).contains("a single sample of 512 tokens needs"));
     }
 
     #[test]
