@@ -44,6 +44,11 @@ fn bad(path: &Path, problem: String) -> DataError {
     CorpusError::BadTokenizer { path: path.to_owned(), problem }.into()
 }
 
+/// Of a tokenizer in memory, as its file would be called.
+fn failed(reason: tokenizers::Error) -> DataError {
+    bad(Path::new(TOKENIZER_FILE), reason.to_string())
+}
+
 /// The special tokens of BERT, in the order of their ids in a vocabulary of ours.
 pub const SPECIAL_TOKENS: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 /// What a piece that continues a word begins with.

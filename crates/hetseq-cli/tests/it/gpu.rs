@@ -160,7 +160,6 @@ fn the_software_renderer_is_listed_as_what_it_is() {
     let gpu = &listed["devices"][1];
     assert_eq!((gpu["name"].as_str(), gpu["is_software"].as_bool()), (Some("gpu:0"), Some(true)), "{gpu}");
     assert!(gpu["memory_bytes"].as_u64() > Some(1 << 28), "{gpu}");
-    assert!(gpu["free_bytes"].as_u64() <= gpu["memory_bytes"].as_u64(), "{gpu}");
     assert!(gpu["gflops"][0].as_f64() > Some(0.01) && gpu["gigabytes_per_s"].as_f64() > Some(0.01), "{gpu}");
     assert!(gpu["launch_us"].as_f64() > Some(0.1), "{gpu}");
     // And it is not what `all` means.

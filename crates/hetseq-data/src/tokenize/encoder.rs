@@ -4,10 +4,9 @@ use std::collections::HashMap;
 
 use tokenizers::{Model, ModelWrapper};
 
-use super::Tokenizer;
 use super::words::{BertWords, UNKNOWN_RUN, runs, unescape};
-use crate::error::{CorpusError, DataError};
-use crate::tokenize::tokenizer::TOKENIZER_FILE;
+use super::{Tokenizer, failed};
+use crate::error::DataError;
 
 /// When so many runs of text are remembered, all are forgotten: it bounds the memory, and the frequent ones soon return.
 const REMEMBERED_RUNS: usize = 1 << 18;
@@ -90,8 +89,4 @@ impl<'a> Encoder<'a> {
         self.seen.remember(run, &ids[start..]);
         Ok(())
     }
-}
-
-fn failed(reason: tokenizers::Error) -> DataError {
-    CorpusError::BadTokenizer { path: TOKENIZER_FILE.into(), problem: reason.to_string() }.into()
 }

@@ -13,7 +13,7 @@ use tokenizers::{Model, NormalizedString};
 
 use super::encoder::SeenRuns;
 use super::spaced::{OPENS_SPECIAL, SPACE};
-use super::{TrainOptions, bad, parse, train_merges, train_unigram};
+use super::{TrainOptions, bad, failed, parse, train_merges, train_unigram};
 use crate::error::DataError;
 
 const EOS: &str = "</s>";
@@ -75,7 +75,6 @@ impl Subwords {
 
     fn of_model(model: Value, pad: usize) -> Result<Self, DataError> {
         let path = Path::new(super::TOKENIZER_FILE);
-        let failed = |reason: tokenizers::Error| bad(path, reason.to_string());
         let inner = parse(pipeline(model, pad).to_string().as_bytes(), path)?;
         let json = inner.to_string(true).map_err(failed)? + "\n";
         Self::new(inner, json.into_bytes(), path)
@@ -208,10 +207,6 @@ fn pipeline(model: Value, pad: usize) -> Value {
         },
         "decoder": spaces, "model": model,
     })
-}
-
-fn failed(reason: tokenizers::Error) -> DataError {
-    bad(Path::new(super::TOKENIZER_FILE), reason.to_string())
 }
 
 #[cfg(test)]
