@@ -35,7 +35,7 @@ fn run(place: &Place, megabytes: usize, rounds: usize, wire: Wire, route: Route)
         group.barrier()?;
         let start = Instant::now();
         if late {
-            let mut mine = Some(Contribution { note: Vec::new(), data });
+            let mut mine = Some(Contribution::Both { note: Vec::new(), data });
             data = group.all_reduce_late::<hetseq_comm::CommError>(&shards, wire, route, || Ok(mine.take()))?.data;
         } else {
             group.all_reduce(&mut data, &shards, wire, route)?;

@@ -5,7 +5,8 @@
 //! comes for its part, and adds the contributions of the ranks before it to each other; those of the ranks behind it must
 //! wait for its own. And a rank that has all it needs leaves what others have not taken yet in the queues of its links.
 //!
-//! Between two ranks flow, in this order: the note, the contributions to the other's part, the results of the own part.
+//! Between two ranks flow, in this order: the contributions to the other's part, the results of the own part, the note. The note is
+//! last because it may be ready last: values never wait for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::outgoing::Step;
 use crate::shards::Shards;
 
 use super::chunks::Chunks;
-use super::own::{Awaiting, Contribution, Fault, Own};
+use super::own::{Awaiting, Contribution, Fault, New, Own};
 use super::pieces::{self, Results};
 use super::{AGREE_LIMIT_BYTES, Route};
 
@@ -54,16 +55,11 @@ pub(crate) fn all_reduce_late<E: From<CommError>>(
         if direct {
             let mut late = Late::new(mesh, shards, Codec::new(wire, shards.len()), own);
             mesh.drive(step, &mut late)?;
-            return Ok((
-                late.contribution.data,
-                late.peers.into_iter().map(|peer| peer.note).collect(),
-                late.own.given,
-            ));
+            return Ok((late.data, late.peers.into_iter().map(|peer| peer.note).collect(), late.own.given));
         }
-        let mut awaiting = Awaiting { rank: mesh.rank, own, contribution: None };
+        let mut awaiting = Awaiting { rank: mesh.rank, own, data: Vec::new(), note: Vec::new() };
         mesh.drive(step, &mut awaiting)?;
-        let Contribution { note, data } = awaiting.contribution.unwrap_or_default();
-        Ok((data, vec![note], awaiting.own.given))
+        Ok((awaiting.data, vec![awaiting.note], awaiting.own.given))
     });
     let (mut data, mut notes, given) = summed.map_err(|fault| match fault {
         Fault::Own(error) => error,
@@ -82,9 +78,9 @@ struct Late<F> {
     rank: usize,
     codec: Codec,
     own: Own<F>,
-    /// This rank's, once it is there; its values turn into the sum in place.
-    contribution: Contribution,
-    /// The note in frames, for all peers.
+    /// This rank's values, once they are there; they turn into the sum in place.
+    data: Vec<f32>,
+    /// The note in frames, for all peers; none until it is there.
     note: Vec<Arc<Payload>>,
     /// Per rank: its part in pieces.
     chunks: Vec<Chunks>,
@@ -103,10 +99,10 @@ struct Late<F> {
 /// In pieces.
 #[derive(Default)]
 struct Peer {
-    /// Of the note, of the contributions to its part and of the results of the own part that were queued for it.
-    noted: usize,
+    /// Of the contributions to its part, of the results of the own part and of the note that were queued for it.
     given: usize,
     returned: usize,
+    noted: usize,
     /// Its note as far as it has come, and whether that is all.
     note: Vec<u8>,
     has_noted: bool,
@@ -127,7 +123,7 @@ impl<F> Late<F> {
             rank,
             codec,
             own,
-            contribution: Contribution::default(),
+            data: Vec::new(),
             note: Vec::new(),
             chunks,
             peers: (0..world).map(|_| Peer::default()).collect(),
@@ -151,64 +147,72 @@ impl<F> Late<F> {
         pieces::others(self.rank, self.peers.len())
     }
 
+    /// Whether all results of the own part are queued for `peer`.
+    fn has_returned(&self, peer: usize) -> bool {
+        self.peers[peer].returned == self.chunks[self.rank].count()
+    }
+
     /// Now it can be sent.
-    fn give(&mut self, contribution: Contribution) {
-        self.note = contribution.note.chunks(CHUNK_BYTES).map(|piece| Payload::new(piece.to_vec())).collect();
+    fn give_note(&mut self, note: Vec<u8>) {
+        self.note = note.chunks(CHUNK_BYTES).map(|piece| Payload::new(piece.to_vec())).collect();
         if self.note.is_empty() {
             self.note.push(Payload::new(Vec::new()));
         }
-        self.contribution = contribution;
-        self.peers[self.rank].note = std::mem::take(&mut self.contribution.note);
+        self.peers[self.rank].note = note;
     }
 
     /// Queues the next piece for `peer`, if there is one, and if there is room or `all` must go.
     fn queue(&mut self, mesh: &Mesh, step: Step, peer: usize, all: bool) -> Result<bool, CommError> {
-        let Peer { noted, given, returned, .. } = self.peers[peer];
-        let (notes, owed) = (self.note.len(), self.chunks[peer].count());
-        if !self.is_given() || (noted, given, returned) == (notes, owed, self.complete()) {
+        let Peer { given, returned, noted, .. } = self.peers[peer];
+        let (owed, notes) = (self.chunks[peer].count(), self.note.len());
+        let is_note_due = self.has_returned(peer) && noted < notes;
+        if !self.is_given() || given == owed && returned == self.complete() && !is_note_due {
             return Ok(false);
         }
         if !mesh.has_room(step, peer)? && !all {
             return Ok(false);
         }
-        let (payload, last) = if noted < notes {
-            self.peers[peer].noted += 1;
-            (self.note[noted].clone(), noted + 1 == notes)
-        } else if given < owed {
+        let (payload, last) = if given < owed {
             self.peers[peer].given += 1;
             (self.encode(mesh, peer, given), self.chunks[peer].is_last(given))
-        } else {
+        } else if returned < self.complete() {
             self.peers[peer].returned += 1;
             (self.result(mesh, returned), self.chunks[self.rank].is_last(returned))
+        } else {
+            self.peers[peer].noted += 1;
+            (self.note[noted].clone(), noted + 1 == notes)
         };
         mesh.send(step, peer, last, payload);
         Ok(true)
     }
 
     fn encode(&self, mesh: &Mesh, owner: usize, index: usize) -> Arc<Payload> {
-        pieces::encode(mesh, self.codec, &self.contribution.data, &self.chunks[owner].get(index))
+        pieces::encode(mesh, self.codec, &self.data, &self.chunks[owner].get(index))
     }
 
     /// An own result, encoded once for all who are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
         let range = self.chunks[self.rank].get(index);
-        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.contribution.data, &range))
+        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.data, &range))
     }
 
     /// Takes the next frame of `peer`, if one has come that this rank can do something with.
     fn take(&mut self, mesh: &Mesh, step: Step, peer: usize) -> Result<bool, CommError> {
         let Peer { has_noted, come, received, .. } = self.peers[peer];
-        if !has_noted {
-            let Some(frame) = mesh.take(step, peer)? else { return Ok(false) };
-            super::append(mesh, step, peer, &mut self.peers[peer].note, &frame, AGREE_LIMIT_BYTES)?;
-            self.peers[peer].has_noted = frame.last;
-        } else if come < self.chunks[self.rank].count() {
+        if come < self.chunks[self.rank].count() {
             let Some(payload) = self.piece(mesh, step, peer, self.rank, come)? else { return Ok(false) };
             self.peers[peer].kept.push_back(payload);
             self.peers[peer].come += 1;
-        } else if self.is_given() && received < self.chunks[peer].count() {
+        } else if received < self.chunks[peer].count() {
+            if !self.is_given() {
+                return Ok(false);
+            }
             let Some(payload) = self.piece(mesh, step, peer, peer, received)? else { return Ok(false) };
             self.receive(mesh, step, peer, &payload)?;
+        } else if !has_noted {
+            let Some(frame) = mesh.take(step, peer)? else { return Ok(false) };
+            super::append(mesh, step, peer, &mut self.peers[peer].note, &frame, AGREE_LIMIT_BYTES)?;
+            self.peers[peer].has_noted = frame.last;
         } else {
             return Ok(false);
         }
@@ -236,7 +240,7 @@ impl<F> Late<F> {
             let sent = format!("the result of values {range:?}");
             return Err(mesh.part_size(step, peer, sent, "no result before our contribution".to_owned()));
         }
-        let values = &mut self.contribution.data[range.clone()];
+        let values = &mut self.data[range.clone()];
         self.codec.decode(&range, payload, values, |to, value| *to = value);
         self.peers[peer].received += 1;
         Ok(())
@@ -254,13 +258,13 @@ impl<F> Late<F> {
         if rank == self.rank {
             if let Some(sum) = self.sums.pop_front() {
                 // `a + b` has the bits of `b + a`.
-                self.contribution.data[range.clone()].iter_mut().zip(&sum).for_each(|(own, before)| *own += before);
+                self.data[range.clone()].iter_mut().zip(&sum).for_each(|(own, before)| *own += before);
                 mesh.pool.give_sum(sum);
             }
         } else {
             let Some(payload) = self.peers[rank].kept.pop_front() else { return false };
             if rank > self.rank {
-                self.codec.decode(&range, &payload, &mut self.contribution.data[range.clone()], add);
+                self.codec.decode(&range, &payload, &mut self.data[range.clone()], add);
             } else if rank == 0 {
                 // Copied, not added to zero, which would turn -0.0 into 0.0.
                 let mut sum = mesh.pool.take_sum(range.len());
@@ -272,7 +276,7 @@ impl<F> Late<F> {
         }
         self.added[rank] += 1;
         if self.added.len() == rank + 1 {
-            self.codec.round(&range, &mut self.contribution.data[range.clone()]);
+            self.codec.round(&range, &mut self.data[range.clone()]);
         }
         true
     }
@@ -283,10 +287,10 @@ impl<F> Late<F> {
         !has_noted || come < self.chunks[self.rank].count() || received < self.chunks[peer].count()
     }
 
-    /// With its own results a rank has done all that others can wait for, once the rest is queued. Piece by piece to all, so
-    /// that they share it.
+    /// With its own results and its note a rank has done all that others can wait for, once the rest is queued. Piece by piece
+    /// to all, so that they share it.
     fn finish(&mut self, mesh: &Mesh, step: Step) -> Result<(), CommError> {
-        if !self.is_given()
+        if !self.own.is_complete()
             || self.complete() < self.chunks[self.rank].count()
             || self.others().any(|peer| self.is_late(peer))
         {
@@ -316,14 +320,16 @@ where
     /// A little of everything, so that nothing waits long for anything else.
     fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, Fault<E>> {
         let mut moved = false;
-        if let Some(contribution) = self.own.ask(mesh)? {
-            self.give(contribution);
-            moved = true;
+        let New { data, note } = self.own.ask(mesh)?;
+        moved |= data.is_some() || note.is_some();
+        if let Some(data) = data {
+            self.data = data;
         }
-        for peer in self.others() {
-            moved |= self.queue(mesh, step, peer, false)?;
+        if let Some(note) = note {
+            self.give_note(note);
         }
-        // In rank order, so that a piece is added while it is in the cache.
+        // In rank order, so that a piece is added while it is in the cache; before anything is queued, so that a result which came
+        // before the own contribution is found out.
         for rank in 0..self.peers.len() {
             if rank != self.rank {
                 moved |= self.take(mesh, step, rank)?;
@@ -331,6 +337,9 @@ where
             for _ in 0..ADDED_AT_ONCE {
                 moved |= self.add(mesh, rank);
             }
+        }
+        for peer in self.others() {
+            moved |= self.queue(mesh, step, peer, false)?;
         }
         self.finish(mesh, step)?;
         Ok(moved)
@@ -342,7 +351,7 @@ where
     }
 
     fn is_computing(&self) -> bool {
-        !self.is_given()
+        !self.own.is_complete()
     }
 
     fn leaves_unsent(&self) -> bool {

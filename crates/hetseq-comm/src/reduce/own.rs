@@ -10,13 +10,18 @@ use crate::outgoing::Step;
 
 use super::AGREE_LIMIT_BYTES;
 
-/// What one rank adds to a sum.
-#[derive(Clone, Debug, Default)]
-pub struct Contribution {
-    /// Small, for everybody: the update header. 64 MiB is the limit.
-    pub note: Vec<u8>,
-    /// As many values as the shards cover.
-    pub data: Vec<f32>,
+/// What one rank adds to a sum: values, and a note for all ranks, such as the update header. There are as many values as the
+/// shards cover; a note has at most 64 MiB.
+#[derive(Clone, Debug)]
+pub enum Contribution {
+    Both {
+        note: Vec<u8>,
+        data: Vec<f32>,
+    },
+    /// The values are ready before the note. They are sent at once; the note is asked for until it comes.
+    Data(Vec<f32>),
+    /// The note, after the values.
+    Note(Vec<u8>),
 }
 
 /// Either this rank's own fault or the others'.
@@ -40,45 +45,70 @@ impl<E> Failure for Fault<E> {
     }
 }
 
-/// This rank's contribution, from the one who computes it.
+/// This rank's contribution, from the closure that computes it.
 pub(super) struct Own<F> {
     mine: F,
     len: usize,
+    /// Set once the values are there.
     pub(super) given: Option<Given>,
+    has_note: bool,
 }
 
-/// When it was given, and how long this rank had slept until then.
+/// When the values were given, and how long this rank had slept until then.
 #[derive(Clone, Copy)]
 pub(super) struct Given {
     pub(super) at: Instant,
     pub(super) asleep: Duration,
 }
 
+/// What is new since the contribution was last asked for.
+#[derive(Default)]
+pub(super) struct New {
+    pub(super) data: Option<Vec<f32>>,
+    pub(super) note: Option<Vec<u8>>,
+}
+
+impl<F> Own<F> {
+    /// Of `len` values.
+    pub(super) fn new(mine: F, len: usize) -> Own<F> {
+        Own { mine, len, given: None, has_note: false }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.given.is_some() && self.has_note
+    }
+}
+
 impl<F, E> Own<F>
 where
     F: FnMut() -> Result<Option<Contribution>, E>,
 {
-    /// Of `len` values.
-    pub(super) fn new(mine: F, len: usize) -> Own<F> {
-        Own { mine, len, given: None }
-    }
-
-    /// Asks for it, unless it was given before.
-    pub(super) fn ask(&mut self, mesh: &Mesh) -> Result<Option<Contribution>, Fault<E>> {
-        if self.given.is_some() {
-            return Ok(None);
+    /// Asks for what is missing.
+    pub(super) fn ask(&mut self, mesh: &Mesh) -> Result<New, Fault<E>> {
+        if self.is_complete() {
+            return Ok(New::default());
         }
-        let Some(contribution) = (self.mine)().map_err(Fault::Own)? else { return Ok(None) };
+        let (data, note) = match (self.mine)().map_err(Fault::Own)? {
+            None => return Ok(New::default()),
+            Some(Contribution::Both { note, data }) => (Some(data), Some(note)),
+            Some(Contribution::Data(data)) => (Some(data), None),
+            Some(Contribution::Note(note)) => (None, Some(note)),
+        };
         let misuse = |what| CommError::Misuse { operation: "all_reduce_late", what };
-        if contribution.data.len() != self.len {
-            return Err(misuse(format!("{} values for a sum of {}", contribution.data.len(), self.len)).into());
+        if data.is_some() == self.given.is_some() {
+            return Err(misuse("values must be given once, and before the note".to_owned()).into());
         }
-        if contribution.note.len() > AGREE_LIMIT_BYTES {
-            let bytes = contribution.note.len();
-            return Err(misuse(format!("a note of {bytes} bytes, the limit is {AGREE_LIMIT_BYTES}")).into());
+        if let Some(data) = data.as_ref().filter(|data| data.len() != self.len) {
+            return Err(misuse(format!("{} values for a sum of {}", data.len(), self.len)).into());
         }
-        self.given = Some(Given { at: Instant::now(), asleep: mesh.asleep });
-        Ok(Some(contribution))
+        if let Some(note) = note.as_ref().filter(|note| note.len() > AGREE_LIMIT_BYTES) {
+            return Err(misuse(format!("a note of {} bytes, the limit is {AGREE_LIMIT_BYTES}", note.len())).into());
+        }
+        if data.is_some() {
+            self.given = Some(Given { at: Instant::now(), asleep: mesh.asleep });
+        }
+        self.has_note = note.is_some();
+        Ok(New { data, note })
     }
 }
 
@@ -86,7 +116,8 @@ where
 pub(super) struct Awaiting<F> {
     pub(super) rank: usize,
     pub(super) own: Own<F>,
-    pub(super) contribution: Option<Contribution>,
+    pub(super) data: Vec<f32>,
+    pub(super) note: Vec<u8>,
 }
 
 impl<F, E> Exchange for Awaiting<F>
@@ -96,12 +127,14 @@ where
     type Error = Fault<E>;
 
     fn advance(&mut self, mesh: &Mesh, _: Step) -> Result<bool, Fault<E>> {
-        self.contribution = self.own.ask(mesh)?;
+        let New { data, note } = self.own.ask(mesh)?;
+        self.data = data.unwrap_or_else(|| std::mem::take(&mut self.data));
+        self.note = note.unwrap_or_else(|| std::mem::take(&mut self.note));
         Ok(false)
     }
 
     fn awaited(&self) -> Option<usize> {
-        self.own.given.is_none().then_some(self.rank)
+        (!self.own.is_complete()).then_some(self.rank)
     }
 
     fn is_computing(&self) -> bool {

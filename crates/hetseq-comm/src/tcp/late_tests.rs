@@ -1,5 +1,6 @@
 //! A late sum against a peer that is played by hand, or over lines that take little at a time.
 
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use socket2::SockRef;
@@ -17,19 +18,20 @@ fn late(sequence: u64, last: bool, payload: Vec<u8>) -> Vec<u8> {
     bytes_of(&Frame { kind: Kind::AllReduceLate, last, sequence, payload: Payload::new(payload) }, GENERATION)
 }
 
-/// What rank 1 sends to rank 0, who owns everything: its note and its contribution of ones.
+/// What rank 1 sends to rank 0, who owns everything: its contribution of ones and its note.
 fn contribution() -> Vec<u8> {
-    let mut bytes = late(1, true, b"note".to_vec());
+    let mut bytes = Vec::new();
     let values: Vec<u8> = (0..LEN).flat_map(|_| 1f32.to_le_bytes()).collect();
     let mut pieces = values.chunks(CHUNK_BYTES).peekable();
     while let Some(piece) = pieces.next() {
         bytes.extend(late(1, pieces.peek().is_none(), piece.to_vec()));
     }
+    bytes.extend(late(1, true, b"note".to_vec()));
     bytes
 }
 
 fn given() -> Option<Contribution> {
-    Some(Contribution { note: b"own".to_vec(), data: vec![1.0; LEN] })
+    Some(Contribution::Both { note: b"own".to_vec(), data: vec![1.0; LEN] })
 }
 
 fn sum(mesh: &mut Mesh, mut mine: impl FnMut() -> Option<Contribution>) -> Result<reduce::Summed, CommError> {
@@ -52,6 +54,31 @@ fn what_others_give_is_taken_in_before_the_own_is_there() {
     assert_eq!(summed.notes, [b"own".to_vec(), b"note".to_vec()]);
     assert!(summed.data.iter().all(|value| *value == 2.0));
     drop(peer.join().unwrap());
+}
+
+#[test]
+fn values_do_not_wait_for_the_note() {
+    let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
+    let (shards, has_values) = (Shards::weighted(2, &[0.0, 1.0]), AtomicBool::new(false));
+    let values = late(1, true, [1f32, 1f32].map(f32::to_le_bytes).concat());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The note is given only after the values have come here.
+            let mut read = vec![0; values.len()];
+            socket.read_exact(&mut read).unwrap();
+            has_values.store(read == values, Ordering::Release);
+            let result = late(1, true, [2f32, 2f32].map(f32::to_le_bytes).concat());
+            socket.write_all(&[result, late(1, true, b"note".to_vec())].concat()).unwrap();
+        });
+        let (mut data, start) = (Some(vec![1.0; 2]), Instant::now());
+        let mine = || {
+            assert!(start.elapsed() < Duration::from_secs(30), "the values were not sent");
+            let note = || has_values.load(Ordering::Acquire).then(|| Contribution::Note(b"own".to_vec()));
+            Ok::<_, CommError>(data.take().map(Contribution::Data).or_else(note))
+        };
+        let summed = reduce::all_reduce_late(&mut mesh, &shards, Codec::F32, Route::Direct, mine).unwrap();
+        assert_eq!((summed.data, summed.notes), (vec![2.0; 2], vec![b"own".to_vec(), b"note".to_vec()]));
+    });
 }
 
 #[test]
@@ -78,11 +105,11 @@ fn a_rank_that_sends_more_than_its_contribution_is_not_heard_out() {
 #[test]
 fn a_result_before_the_own_contribution_is_refused() {
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
-    socket.write_all(&[late(1, true, Vec::new()), late(1, true, vec![0; 8])].concat()).unwrap();
+    socket.write_all(&late(1, true, vec![0; 8])).unwrap();
     let (shards, start) = (Shards::weighted(2, &[0.0, 1.0]), Instant::now());
     let mine = || {
         let ready = start.elapsed() > Duration::from_millis(1_500);
-        Ok::<_, CommError>(ready.then(|| Contribution { note: Vec::new(), data: vec![1.0; 2] }))
+        Ok::<_, CommError>(ready.then(|| Contribution::Both { note: Vec::new(), data: vec![1.0; 2] }))
     };
     let error = reduce::all_reduce_late(&mut mesh, &shards, Codec::F32, Route::Direct, mine).unwrap_err();
     assert!(error.to_string().contains("no result before our contribution"), "{error}");
@@ -90,7 +117,7 @@ fn a_result_before_the_own_contribution_is_refused() {
 
 #[test]
 fn a_peer_that_is_lost_is_reported_while_this_rank_computes() {
-    // Nothing; the note and a part; everything.
+    // Nothing; a part; everything.
     for sent in [0, 100_000, usize::MAX] {
         let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
         let peer = std::thread::spawn(move || {
@@ -107,7 +134,7 @@ fn a_peer_that_is_lost_is_reported_while_this_rank_computes() {
     let text = sum(&mut mesh, || None).unwrap_err().to_string();
     assert!(text.starts_with("rank 1 (beta) sent nothing for 0.2 s during all_reduce_late"), "{text}");
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
-    socket.write_all(&late(1, true, b"note".to_vec())).unwrap();
+    socket.write_all(&late(1, false, vec![0; CHUNK_BYTES])).unwrap();
     socket.write_all(&bytes_of(&Frame::control(Kind::Abort, b"enough".to_vec()), GENERATION)).unwrap();
     let text = sum(&mut mesh, || None).unwrap_err().to_string();
     assert!(text.contains("stopped: enough"), "{text}");

@@ -71,7 +71,7 @@ fn compare(engine: Engine, world: usize, len: usize, delays: &(dyn Fn(usize, usi
         let mut sums = Vec::new();
         // One right after the other, so that what the first leaves in the queues meets the next.
         for (round, (shards, wire, route)) in ways.iter().enumerate() {
-            let contribution = Contribution { note: note(round, rank), data: with_zeros(rank, len) };
+            let contribution = Contribution::Both { note: note(round, rank), data: with_zeros(rank, len) };
             let summed = sum_late(&mut group, shards, (*wire, *route), contribution, delays(round, rank)).unwrap();
             let notes: Vec<_> = (0..world).map(|rank| note(round, rank)).collect();
             assert!(summed.notes == notes, "{engine:?}, world {world}, length {len}, way {round}");
@@ -113,7 +113,7 @@ fn time_counts_from_the_own_contribution() {
     for engine in CLEAR_ENGINES {
         let summed = on_each(groups(engine, 2, options), |mut group| {
             let delay = Duration::from_millis(400 * group.rank() as u64);
-            let contribution = Contribution { note: Vec::new(), data: vec![1.0; 1000] };
+            let contribution = Contribution::Both { note: Vec::new(), data: vec![1.0; 1000] };
             let way = (Wire::F32, Route::Direct);
             let summed = sum_late(&mut group, &Shards::even(1000, 2), way, contribution, delay).unwrap();
             group.close();
@@ -137,7 +137,7 @@ fn a_wake_is_heard_at_once_by_any_engine_and_alone() {
             let waker = group.waker();
             (0..100_000).for_each(|_| waker.wake());
             for _ in 0..20 {
-                let contribution = Contribution { note: vec![1], data: vec![1.0, -0.0] };
+                let contribution = Contribution::Both { note: vec![1], data: vec![1.0, -0.0] };
                 let (start, delay) = (Instant::now(), Duration::from_millis(10));
                 let summed = sum_late(&mut group, &shards, (Wire::F32, Route::Auto), contribution, delay).unwrap();
                 assert!(start.elapsed() < Duration::from_millis(500), "woken after {:?}", start.elapsed());
@@ -177,7 +177,7 @@ fn an_own_error_comes_back_and_the_others_learn_of_it() {
                 }
                 // One has given, the other still computes.
                 let is_early = group.rank() == 0;
-                let give = || is_early.then(|| Contribution { note: vec![7], data: vec![1.0; 500_000] });
+                let give = || is_early.then(|| Contribution::Both { note: vec![7], data: vec![1.0; 500_000] });
                 let error = group.all_reduce_late(&shards, Wire::F32, route, || Ok::<_, Refused>(give())).unwrap_err();
                 let Refused::Comm(error) = error else { panic!("{error:?}") };
                 assert!(error.to_string().contains("out of memory on cuda:0"), "{engine:?}: {error}");
@@ -199,7 +199,7 @@ fn one_that_gives_up_is_reported_to_those_that_compute_and_those_that_wait() {
             on_each(groups(engine, 3, with), |mut group| {
                 group.at("update 12");
                 let (shards, rank, start) = (Shards::even(900_000, 3), group.rank(), Instant::now());
-                let given = || Ok(Some(Contribution { note: vec![1], data: vec![0.0; 900_000] }));
+                let given = || Ok(Some(Contribution::Both { note: vec![1], data: vec![0.0; 900_000] }));
                 let result = group.all_reduce_late(&shards, Wire::F32, Route::Direct, || match rank {
                     0 => given(),
                     // Rank 2 waits in vain for rank 1, which always computes, or has an error of its own.
@@ -231,7 +231,9 @@ fn waiting_for_oneself_is_nobodys_fault_but_for_others_it_is() {
         on_each(groups(engine, 2, impatient), |mut group| {
             let (shards, start) = (Shards::even(4, 2), Instant::now());
             let slow = |after: Duration| {
-                move || Ok((start.elapsed() > after).then(|| Contribution { note: Vec::new(), data: vec![1.0; 4] }))
+                move || {
+                    Ok((start.elapsed() > after).then(|| Contribution::Both { note: Vec::new(), data: vec![1.0; 4] }))
+                }
             };
             // Both compute longer than the limit, and nobody is to blame.
             let after = Duration::from_millis(1_100);
@@ -254,7 +256,7 @@ fn what_does_not_fit_is_refused() {
     let shards = Shards::even(4, 1);
     let give = |note: usize, len: usize| {
         let mut group = Group::alone();
-        let contribution = Contribution { note: vec![0; note], data: vec![0.0; len] };
+        let contribution = Contribution::Both { note: vec![0; note], data: vec![0.0; len] };
         let mut given = Some(contribution);
         group.all_reduce_late::<CommError>(&shards, Wire::F32, Route::Auto, || Ok(given.take()))
     };
