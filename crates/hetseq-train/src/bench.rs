@@ -72,7 +72,7 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
         lr: 1e-3,
         seed: config.run.seed,
         loader_threads: config.run.loader_threads,
-        patience: config.comm.progress(),
+        patience: config.comm.device_patience(),
     };
     time(open::<T>(&config)?, &setting, request)
 }
@@ -99,7 +99,7 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
     let specs = devices_named(&request.devices).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
     let mut devices = Devices::start(&task, &layout, &specs, Wanted::F32, setting.patience)?;
     let pool = loader::pool(setting.loader_threads, &specs, cores)?;
-    let loader = Loader::start(&task, setting.seed, &pool, setting.patience)?;
+    let loader = Loader::start(&task, setting.seed, &pool, setting.patience, None)?;
     let mut optimizer = Optimizer::new(&setting.optimizer, &layout)?;
     let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, setting.seed));
     let costs = task.costs(Which::Train);

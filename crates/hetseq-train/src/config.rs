@@ -198,6 +198,12 @@ impl Comm {
     pub(crate) fn progress(&self) -> Duration {
         Duration::from_secs_f64(self.progress_s)
     }
+
+    /// How long a device may take over one micro-batch: less than others wait for this rank, so that its other devices can
+    /// take over from one that hangs.
+    pub(crate) fn device_patience(&self) -> Duration {
+        self.progress() / 3
+    }
 }
 
 impl Default for Comm {
@@ -226,14 +232,16 @@ pub struct Emulate {
     /// One number per rank: micro-batches of more tokens do not fit into its memory; 0 is no limit.
     pub memory_tokens: Vec<u64>,
     /// Devices that fail in an update, as if they were pulled out.
-    pub lost: Vec<LostAt>,
+    pub lost: Vec<FaultAt>,
+    /// Devices that hang in an update: they never answer again.
+    pub hung: Vec<FaultAt>,
     /// Updates in which the gradients of devices that compute in `f16` overflow.
     pub overflow: Vec<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LostAt {
+pub struct FaultAt {
     pub rank: usize,
     pub device: String,
     pub update: u64,

@@ -11,7 +11,7 @@ use hetseq_comm::{Group, Options, Secret};
 use hetseq_optim::Layout;
 use rayon::ThreadPool;
 
-use crate::config::{Config, WireType};
+use crate::config::{Config, FaultAt, WireType};
 use crate::devices::{Devices, Emulated, devices_named};
 use crate::error::TrainError;
 use crate::flat;
@@ -57,7 +57,7 @@ impl<T: Task> Crew<T> {
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = devices_named(&config.run.devices)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
-        let devices = Devices::start(&task, &layout, &specs, config.run.precision, config.comm.progress())?;
+        let devices = Devices::start(&task, &layout, &specs, config.run.precision, config.comm.device_patience())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, config, &*task, &layout)?;
         let group = Group::join(&options.place, &identity, &comm_options(config, options))?;
@@ -83,16 +83,14 @@ impl<T: Task> Crew<T> {
     fn survey(&mut self, config: &Config<T::Config>, options: &RunOptions, survey: Survey) -> Result<(), TrainError> {
         // Not before: a rank may get its number only by meeting the others.
         let rank = self.group.rank();
+        let of_rank = |faults: &[FaultAt]| -> Vec<(String, u64)> {
+            faults.iter().filter(|fault| fault.rank == rank).map(|fault| (fault.device.clone(), fault.update)).collect()
+        };
         self.devices.emulate(Emulated {
             slowdown: config.emulate.slowdown.get(rank).copied().unwrap_or(1.0),
             most_tokens: config.emulate.memory_tokens.get(rank).copied().filter(|&tokens| tokens > 0),
-            lost: config
-                .emulate
-                .lost
-                .iter()
-                .filter(|lost| lost.rank == rank)
-                .map(|lost| (lost.device.clone(), lost.update))
-                .collect(),
+            lost: of_rank(&config.emulate.lost),
+            hung: of_rank(&config.emulate.hung),
             overflows: config.emulate.overflow.clone(),
         });
         self.group.at("the measuring of devices");

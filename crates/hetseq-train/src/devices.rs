@@ -31,7 +31,7 @@ use crate::task::{Task, Totals, Which};
 use spec::parse_devices;
 pub use spec::{Api, DeviceSpec, Place};
 pub(crate) use thread::guarded;
-use thread::{Answer, Done, Order};
+use thread::{Answer, Done, Input, Order};
 use worker::Worker;
 
 pub(crate) struct Devices<T: Task> {
@@ -72,6 +72,8 @@ pub(crate) struct Emulated {
     pub(crate) most_tokens: Option<u64>,
     /// Devices, and the updates in which they fail as if they were lost.
     pub(crate) lost: Vec<(String, u64)>,
+    /// Devices, and the updates in which they hang.
+    pub(crate) hung: Vec<(String, u64)>,
     /// Updates in which gradients in `f16` overflow.
     pub(crate) overflows: Vec<u64>,
 }
@@ -124,7 +126,6 @@ pub(crate) struct DeviceReport {
 
 /// An update that is being computed.
 struct Round {
-    since: Instant,
     terms: Arc<Terms>,
     /// Per device, in the order in which it was given them.
     parts: Vec<Vec<Part>>,
@@ -146,7 +147,7 @@ pub fn devices_named(text: &str) -> Result<Vec<DeviceSpec>, String> {
 }
 
 impl<T: Task> Devices<T> {
-    /// `patience` is how long a device may take over one order. A device that came up by itself and cannot be used is left out.
+    /// `patience` is how long a device may take over one micro-batch. A device that came up by itself and cannot be used is left out.
     pub(crate) fn start(
         task: &Arc<T>,
         layout: &Arc<Layout>,
@@ -232,37 +233,30 @@ impl<T: Task> Devices<T> {
     pub(crate) fn begin(&mut self, jobs: Vec<Vec<Job<T>>>, terms: Terms) {
         let terms = Arc::new(terms);
         let parts = self.workers.iter().map(|_| Vec::new()).collect();
-        let mut round = Round { since: Instant::now(), terms, parts };
+        let mut round = Round { terms, parts };
         let mut orphaned = Vec::new();
         for (at, jobs) in jobs.into_iter().enumerate() {
             match self.workers.get(at) {
-                Some(worker) if !worker.is_lost => self.give(&mut round, at, jobs, (false, None)),
+                Some(worker) if !worker.is_lost => self.give(&mut round, at, Input::Collated(jobs), (false, None)),
                 _ => orphaned.extend(jobs),
             }
         }
-        self.spread(&mut round, orphaned, None);
+        for (at, jobs) in in_turns(&self.alive(), orphaned) {
+            self.give(&mut round, at, Input::Collated(jobs), (true, None));
+        }
         self.round = Some(round);
     }
 
-    fn give(&self, round: &mut Round, at: usize, jobs: Vec<Job<T>>, (is_extra, failed): (bool, Option<String>)) {
-        let micros = jobs.iter().map(|job| job.micro.clone()).collect();
+    fn give(&self, round: &mut Round, at: usize, input: Input<T>, (is_extra, failed): (bool, Option<String>)) {
+        let micros = match &input {
+            Input::Collated(jobs) => jobs.iter().map(|job| job.micro.clone()).collect(),
+            Input::Samples(micros) => micros.clone(),
+        };
         round.parts[at].push(Part { micros, is_extra, failed, done: None });
-        self.workers[at].send(Order::Train { jobs, terms: round.terms.clone(), emulated: self.emulated.clone() });
+        self.workers[at].send(Order::Train { input, terms: round.terms.clone(), emulated: self.emulated.clone() });
     }
 
-    /// Among those that are left, in turns.
-    fn spread(&self, round: &mut Round, jobs: Vec<Job<T>>, failed: Option<&str>) {
-        let alive = self.alive();
-        let mut turns: Vec<Vec<Job<T>>> = alive.iter().map(|_| Vec::new()).collect();
-        for (i, job) in jobs.into_iter().enumerate() {
-            turns[i % alive.len()].push(job);
-        }
-        for (&at, jobs) in alive.iter().zip(turns).filter(|(_, jobs)| !jobs.is_empty()) {
-            self.give(round, at, jobs, (true, failed.map(str::to_owned)));
-        }
-    }
-
-    /// The sums of what was begun, once all devices are done. Never waits, unless a device has to be replaced.
+    /// The sums of what was begun, once all devices are done. Never waits: others take over from a device that fails.
     pub(crate) fn poll(&mut self) -> Result<Option<LocalSum>, TrainError> {
         let Some(mut round) = self.round.take() else { return Ok(None) };
         let mut at = 0;
@@ -271,7 +265,7 @@ impl<T: Task> Devices<T> {
                 at += 1;
                 continue;
             };
-            match self.workers[at].answered(round.since) {
+            match self.workers[at].answered() {
                 Ok(None) => at += 1,
                 Ok(Some(done)) => part.done = Some(done),
                 Err(reason) => {
@@ -315,11 +309,9 @@ impl<T: Task> Devices<T> {
         }
         self.give_up(at, reason.clone(), COMPUTING)?;
         let micros = left.into_iter().flat_map(|part| part.micros);
-        let mut jobs = Vec::new();
-        for micro in micros {
-            jobs.push(loader::collate(&*self.task, Which::Train, micro, round.terms.epoch_key)?.job);
+        for (at, micros) in in_turns(&self.alive(), micros) {
+            self.give(round, at, Input::Samples(micros), (true, Some(reason.clone())));
         }
-        self.spread(round, jobs, Some(&reason));
         Ok(())
     }
 
@@ -339,16 +331,12 @@ impl<T: Task> Devices<T> {
         Ok(())
     }
 
-    /// All cores as one device, in place of the one at `at`.
+    /// All cores as one device, in place of the one at `at`. It opens while others go on with their work.
     fn stand_in(&self, at: usize) -> Result<Worker<T>, TrainError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let spec = DeviceSpec { name: format!("{} (cpu)", self.workers[at].spec.name), ..DeviceSpec::cpu(0, threads) };
         let mut worker = Worker::start(&spec, &self.task, &self.layout, Wanted::F32, &self.waker, self.patience)?;
-        worker.ready().map_err(|reason| worker.failed("starting", reason))?;
-        if let Some(parameters) = self.loaded.upgrade() {
-            worker.send(Order::Load(parameters));
-            worker.answer("loading parameters").map_err(|reason| worker.failed("loading parameters", reason))?;
-        }
+        worker.open_later(self.loaded.upgrade());
         Ok(worker)
     }
 
@@ -437,13 +425,22 @@ impl<T: Task> Devices<T> {
     /// Of lost devices, in turns.
     fn leave_to_others(&self, jobs: &mut Vec<Vec<Job<T>>>) {
         jobs.resize_with(self.workers.len(), Vec::new);
-        let alive = self.alive();
         let lost = (0..self.workers.len()).filter(|&at| self.workers[at].is_lost);
         let orphaned: Vec<Job<T>> = lost.flat_map(|at| std::mem::take(&mut jobs[at])).collect();
-        for (i, job) in orphaned.into_iter().enumerate() {
-            jobs[alive[i % alive.len()]].push(job);
+        for (at, more) in in_turns(&self.alive(), orphaned) {
+            jobs[at].extend(more);
         }
     }
+}
+
+/// Deals `work` out to the devices that are `alive`; those that get nothing are left out.
+fn in_turns<W>(alive: &[usize], work: impl IntoIterator<Item = W>) -> Vec<(usize, Vec<W>)> {
+    let mut turns: Vec<(usize, Vec<W>)> = alive.iter().map(|&at| (at, Vec::new())).collect();
+    for (work, turn) in work.into_iter().zip((0..alive.len()).cycle()) {
+        turns[turn].1.push(work);
+    }
+    turns.retain(|(_, work)| !work.is_empty());
+    turns
 }
 
 impl Round {
@@ -451,7 +448,7 @@ impl Round {
         let terms =
             Terms { update: 0, scales: Vec::new(), loss_scale: 1.0, update_key: Key::root(0), epoch_key: Key::root(0) };
         let parts = (0..devices).map(|_| Vec::new()).collect();
-        Round { since: Instant::now(), terms: Arc::new(terms), parts }
+        Round { terms: Arc::new(terms), parts }
     }
 }
 

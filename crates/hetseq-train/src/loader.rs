@@ -5,11 +5,13 @@
 //! are made at once, and a task may use rayon for the samples of one. What is in memory is what was ordered: the trainer
 //! bounds that by `run.prefetch`.
 
+use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hetseq_comm::Waker;
 use hetseq_random::Key;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -71,6 +73,8 @@ pub(crate) struct Loader<T: Task> {
     orders: Sender<Order>,
     prepared: Receiver<Result<Prepared<T>, TrainError>>,
     patience: Duration,
+    /// Since when the oldest order is waited for.
+    asked: Cell<Option<Instant>>,
 }
 
 /// The threads that loaders of this process work on: `asked` for, or as many as the devices leave cores.
@@ -95,12 +99,14 @@ fn spare_threads(cores: usize, busy: usize) -> usize {
 }
 
 impl<T: Task> Loader<T> {
-    /// `patience`: how long to wait for one order, such as a file system that hangs.
+    /// `patience`: how long to wait for one order, such as a file system that hangs. `waker` ends the sleep of a rank that
+    /// waits for one with [`Loader::try_take`].
     pub(crate) fn start(
         task: &Arc<T>,
         seed: u64,
         pool: &Arc<ThreadPool>,
         patience: Duration,
+        waker: Option<Waker>,
     ) -> Result<Self, TrainError> {
         let (orders, inbox) = channel::<Order>();
         let (outbox, prepared) = channel();
@@ -110,13 +116,16 @@ impl<T: Task> Loader<T> {
                 if outbox.send(pool.install(|| prepare(&*task, seed, order))).is_err() {
                     return;
                 }
+                if let Some(waker) = &waker {
+                    waker.wake();
+                }
             }
         };
         std::thread::Builder::new()
             .name("loader".to_owned())
             .spawn(work)
             .map_err(TrainError::io("starting the loader thread"))?;
-        Ok(Loader { orders, prepared, patience })
+        Ok(Loader { orders, prepared, patience, asked: Cell::new(None) })
     }
 
     pub(crate) fn order(&self, order: Order) -> Result<(), TrainError> {
@@ -125,14 +134,30 @@ impl<T: Task> Loader<T> {
 
     /// The oldest order that was not taken yet, waiting for it if need be.
     pub(crate) fn take(&self) -> Result<Prepared<T>, TrainError> {
-        match self.prepared.recv_timeout(self.patience) {
-            Ok(prepared) => prepared,
-            Err(RecvTimeoutError::Disconnected) => Err(stopped()),
-            Err(RecvTimeoutError::Timeout) => {
-                let reason = format!("nothing came for {} s (comm.progress_s)", self.patience.as_secs());
-                Err(failed("collating", reason))
-            }
+        self.receive(self.patience)?.ok_or_else(|| self.out_of_patience())
+    }
+
+    /// The oldest order that was not taken yet, if it is ready; an error if it has been asked for for too long.
+    pub(crate) fn try_take(&self) -> Result<Option<Prepared<T>>, TrainError> {
+        let asked = self.asked.get().unwrap_or_else(Instant::now);
+        let taken = self.receive(Duration::ZERO)?;
+        self.asked.set(taken.is_none().then_some(asked));
+        if taken.is_none() && asked.elapsed() > self.patience {
+            return Err(self.out_of_patience());
         }
+        Ok(taken)
+    }
+
+    fn receive(&self, limit: Duration) -> Result<Option<Prepared<T>>, TrainError> {
+        match self.prepared.recv_timeout(limit) {
+            Ok(prepared) => prepared.map(Some),
+            Err(RecvTimeoutError::Disconnected) => Err(stopped()),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+        }
+    }
+
+    fn out_of_patience(&self) -> TrainError {
+        failed("collating", format!("nothing came for {} s (comm.progress_s)", self.patience.as_secs()))
     }
 }
 

@@ -2,6 +2,7 @@
 //! is the only caller and turns panics into errors.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -20,6 +21,8 @@ pub(crate) struct Replica<T: Task> {
     device: Device,
     model: T::Model,
     terms: usize,
+    /// Micro-batches computed so far: how the process sees that the device is not stuck.
+    steps: Arc<AtomicU64>,
 }
 
 /// What a device did for one update: the flat gradient sum with the loss sums of the terms behind it.
@@ -37,7 +40,12 @@ impl<T: Task> Replica<T> {
     pub(crate) fn new(task: Arc<T>, layout: Arc<Layout>, device: Device) -> Self {
         let model = task.model(&device);
         let terms = task.terms().len();
-        Replica { task, layout, device, model, terms }
+        Replica { task, layout, device, model, terms, steps: Arc::default() }
+    }
+
+    /// Counts micro-batches in `steps`.
+    pub(crate) fn counting(self, steps: Arc<AtomicU64>) -> Self {
+        Replica { steps, ..self }
     }
 
     pub(crate) fn load(&mut self, parameters: &[f32]) -> Result<(), String> {
@@ -73,6 +81,7 @@ impl<T: Task> Replica<T> {
                 None => terms,
             });
             pass.tape.backward(&minimised, |gradients| sums.add(&self.model, gradients));
+            self.steps.fetch_add(1, Ordering::Relaxed);
         }
         self.wait()?;
         let computed = start.elapsed();
@@ -93,6 +102,7 @@ impl<T: Task> Replica<T> {
             add(&mut totals.counts, self.task.counts(&job.batch));
             add(&mut totals.losses, scalars(outcome.losses)?);
             add(&mut totals.scores, scalars(outcome.scores)?);
+            self.steps.fetch_add(1, Ordering::Relaxed);
         }
         Ok((totals, start.elapsed()))
     }

@@ -154,7 +154,7 @@ fn eval_with<T: Task>(
     }
     crew.group.broadcast(0, &mut parameters)?;
     crew.devices.load(&Arc::new(parameters))?;
-    let loader = Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?;
+    let loader = Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress(), None)?;
     let planner = crew.planner();
     let evaluation = evaluate(crew, &loader, planner, config.batch.split, config.batch.global)?;
     let evaluation = evaluation.ok_or_else(|| TrainError::Task {

@@ -86,6 +86,8 @@ impl<T: Task> Start<T> {
             }
             _ => None,
         };
+        let loader =
+            |waker| Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress(), waker);
         Ok(Start {
             saver,
             common: Arc::new(Common { layout: crew.layout.clone(), config: config_text, files: crew.task.files() }),
@@ -96,8 +98,8 @@ impl<T: Task> Start<T> {
             optimizer,
             itinerary,
             checkpoints,
-            loader: Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?,
-            valid_loader: Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress())?,
+            loader: loader(Some(crew.group.waker()))?,
+            valid_loader: loader(None)?,
             lock,
         })
     }

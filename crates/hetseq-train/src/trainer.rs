@@ -1,6 +1,7 @@
 //! The loop. Every rank runs it in step: plan, agree, compute, reduce, step, observe, save.
 
 mod agreement;
+mod contribution;
 mod early_stop;
 mod milestones;
 mod planning;
@@ -8,10 +9,10 @@ mod saving;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hetseq_balance::{Planner, Work};
-use hetseq_comm::{Contribution, Route, Shards};
+use hetseq_comm::{Route, Shards};
 use hetseq_data::Cursor;
 use hetseq_metrics::{Event, Workers};
 use hetseq_optim::{Optimizer, clip_factor, global_norm};
@@ -32,7 +33,7 @@ use crate::skips::Skips;
 use crate::state::{Best, State};
 use crate::task::{Metric, Task, Term};
 
-use agreement::{device_times, encoded, lost_devices};
+use contribution::{Mine, Sources};
 
 pub(crate) struct Trainer<T: Task> {
     pub(crate) crew: Crew<T>,
@@ -161,8 +162,8 @@ impl<T: Task> Trainer<T> {
         Ok(End::Finished)
     }
 
-    /// The gradients of `update`, summed over all ranks, and what comes next: this rank's header for that goes ahead of its
-    /// gradients as soon as they are there, and what others send meanwhile is taken in while the devices compute.
+    /// The gradients of `update`, summed over all ranks, and what comes next: this rank's header for that follows its
+    /// gradients (`contribution.rs`), and what others send meanwhile is taken in while the devices compute.
     fn compute(
         &mut self,
         update: &Planned,
@@ -185,33 +186,19 @@ impl<T: Task> Trainer<T> {
         let ordered = self.pulse.ordered.pop_front().unwrap_or_default();
         let after = self.after(update);
         let coming = self.itinerary.at(&after);
-        let mut mine = self.header(&after, coming.as_ref());
-        let (mut prepared, mut adding) = (None, Duration::ZERO);
+        let header = self.header(&after, coming.as_ref());
         let (len, comm) = (self.crew.layout.len() + self.terms.len(), &self.config.comm);
         let shards = Shards::weighted(len, self.planner.ownership());
-        let (rank, whose) = (self.crew.group.rank(), self.crew.whose());
-        let (devices, loader, stop) = (&mut self.crew.devices, &self.loader, &self.stop);
-        let contribute = || -> Result<Option<Contribution>, TrainError> {
-            let Some(local) = devices.poll()? else { return Ok(None) };
-            if coming.is_some() {
-                let asked = Instant::now();
-                let work = loader.take()?;
-                mine.rank.data_micros = asked.elapsed().as_micros() as u64;
-                mine.of_work(&work, whose.clone());
-                prepared = Some(work);
-            }
-            mine.stop = stop.is_set();
-            mine.devices = device_times(&local);
-            (mine.overflow, mine.lost) = (local.overflow, lost_devices(&local));
-            adding = local.adding;
-            Ok(Some(Contribution { note: encoded(&mine, rank)?, data: local.flat }))
-        };
         let (wire, route) = (comm.wire.wire(self.terms.len()), route(comm.route));
-        let summed = self.crew.group.all_reduce_late(&shards, wire, route, contribute)?;
+        let (rank, whose) = (self.crew.group.rank(), self.crew.whose());
+        let sources = Sources { devices: &mut self.crew.devices, loader: &self.loader, stop: &self.stop };
+        let mut mine = Mine::new(sources, header, (rank, whose), coming.is_some());
+        let summed = self.crew.group.all_reduce_late(&shards, wire, route, || mine.next())?;
+        let Mine { prepared, adding, data_wait, .. } = mine;
         self.pulse.last = RankTime {
             host_micros: adding.as_micros() as u64,
             exchange_micros: summed.busy.as_micros() as u64,
-            wait_micros: summed.waited.as_micros() as u64,
+            wait_micros: summed.waited.saturating_sub(data_wait).as_micros() as u64,
             ..RankTime::default()
         };
         let agreed = self.agree(&summed.notes, coming.as_ref(), self.crew.roster.members.len())?;

@@ -31,6 +31,17 @@ fn a_device_that_fails_in_mid_run_is_done_without() {
 }
 
 #[test]
+fn a_device_that_hangs_is_given_up_before_the_other_ranks_lose_patience() {
+    let dir = RunDir::new();
+    let job = shipped(&dir, UPDATES).ranks(2).set("run.devices", "cpu:2").set("comm.progress_s", 30);
+    job.set("emulate.hung", lost(1, "cpu:1", 7)).succeed();
+    Reference::shipped().assert_losses(&dir, UPDATES, "one of four hangs");
+    let warnings = dir.warnings();
+    let is_told = |warning: &&String| warning.contains("failed and is not used") && warning.contains("it hangs");
+    assert_eq!(warnings.iter().filter(is_told).count(), 1, "{warnings:?}");
+}
+
+#[test]
 fn the_last_device_of_a_process_cannot_be_done_without() {
     let dir = RunDir::new();
     let ended = shipped(&dir, UPDATES).set("emulate.lost", lost(0, "cpu:0", 7)).run();

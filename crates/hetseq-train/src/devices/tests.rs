@@ -95,9 +95,13 @@ fn terms(update: u64, scale: f32, update_key: Key) -> Terms {
 }
 
 fn start(devices: &[DeviceSpec]) -> (Devices<Toy>, Arc<Layout>) {
+    start_with(devices, PATIENCE)
+}
+
+fn start_with(devices: &[DeviceSpec], patience: Duration) -> (Devices<Toy>, Arc<Layout>) {
     let task = Arc::new(Toy);
     let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
-    (Devices::start(&task, &layout, devices, Wanted::F32, PATIENCE).unwrap(), layout)
+    (Devices::start(&task, &layout, devices, Wanted::F32, patience).unwrap(), layout)
 }
 
 fn cpus(count: usize) -> Vec<DeviceSpec> {
@@ -208,6 +212,22 @@ fn what_a_lost_device_had_to_do_is_done_by_the_others() {
     let totals = devices.evaluate(jobs(), Key::root(0)).unwrap();
     assert_eq!(totals.iter().map(|(part, _)| part.samples).sum::<u64>(), 20);
     assert_eq!(totals[1].0.samples, 0);
+}
+
+#[test]
+fn the_others_take_over_from_a_device_that_hangs() {
+    let (mut devices, layout) = start_with(&cpus(2), Duration::from_secs(4));
+    devices.load(&initial(&layout)).unwrap();
+    let jobs = || vec![vec![job(0), job(4)], vec![job(8), job(12)]];
+    let all = gradients(&mut devices, jobs(), 1.0, Key::root(3)).unwrap();
+    devices.emulate(Emulated { hung: vec![("cpu:1".to_owned(), 7)], ..Emulated::default() });
+    devices.begin(jobs(), terms(7, 1.0, Key::root(3)));
+    // The device that takes over gets its own time, not what the first one has left of its.
+    let sum = devices.finish().unwrap();
+    assert!(sum.lost.len() == 1 && sum.lost[0].reason.starts_with("it hangs"), "{:?}", sum.lost);
+    for (a, b) in all.flat.iter().zip(&sum.flat) {
+        assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{a} and {b}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -20,8 +21,17 @@ use crate::task::{Task, Totals, Which};
 
 pub(super) enum Order<T: Task> {
     Load(Arc<Vec<f32>>),
-    Train { jobs: Vec<Job<T>>, terms: Arc<Terms>, emulated: Emulated },
+    Train { input: Input<T>, terms: Arc<Terms>, emulated: Emulated },
     Evaluate { jobs: Vec<Job<T>> },
+}
+
+/// What to compute gradients of.
+pub(super) enum Input<T: Task> {
+    /// As the loader prepared it.
+    Collated(Vec<Job<T>>),
+    /// The samples of a device that failed. The device that takes over collates them, so that the rank's thread does not wait
+    /// for a disk.
+    Samples(Vec<MicroBatch>),
 }
 
 pub(super) enum Answer {
@@ -46,8 +56,43 @@ pub(super) struct Thread<T: Task> {
     layout: Arc<Layout>,
     waker: Arc<OnceLock<Waker>>,
     wanted: Wanted,
-    /// More than this did not fit into memory.
-    most_tokens: Cell<Option<u64>>,
+    memory: Memory,
+    /// Micro-batches and orders completed so far.
+    steps: Arc<AtomicU64>,
+}
+
+/// What is known of how many tokens fit into the device's memory.
+#[derive(Default)]
+struct Memory {
+    /// The largest micro-batch that was computed since memory last ran out.
+    fits: Cell<u64>,
+    /// More than these did not fit; until the plan, which hears of it two updates later, takes it into account.
+    most: Cell<Option<u64>>,
+}
+
+impl Memory {
+    /// Micro-batches of `tokens` do not fit: what to try next.
+    fn ran_out(&self, tokens: u64) -> u64 {
+        let fits = self.fits.replace(0);
+        let next = if (tokens / 2..tokens).contains(&fits) { fits } else { tokens / 2 };
+        self.most.set(Some(next));
+        next
+    }
+
+    fn computed(&self, tokens: u64) {
+        self.fits.set(self.fits.get().max(tokens));
+    }
+
+    /// What a plan whose largest micro-batch has `tokens` must be cut to. A plan that keeps to the limit ends it: from then on
+    /// the planner decides when more is tried again.
+    fn limit_of(&self, tokens: u64) -> Option<u64> {
+        let most = self.most.get()?;
+        if tokens <= most {
+            self.most.set(None);
+            return None;
+        }
+        Some(most)
+    }
 }
 
 impl<T: Task> Thread<T> {
@@ -57,8 +102,9 @@ impl<T: Task> Thread<T> {
         layout: Arc<Layout>,
         waker: Arc<OnceLock<Waker>>,
         wanted: Wanted,
+        steps: Arc<AtomicU64>,
     ) -> Self {
-        Thread { spec, task, layout, waker, wanted, most_tokens: Cell::new(None) }
+        Thread { spec, task, layout, waker, wanted, memory: Memory::default(), steps }
     }
 
     pub(super) fn run(self, inbox: Receiver<Order<T>>, outbox: Sender<Result<Answer, String>>) {
@@ -74,7 +120,9 @@ impl<T: Task> Thread<T> {
         }
         with_products_in(precision, || {
             for order in inbox {
-                if outbox.send(self.obey(&mut replica, order, precision)).is_err() {
+                let answer = self.obey(&mut replica, order, precision);
+                self.steps.fetch_add(1, Ordering::Relaxed);
+                if outbox.send(answer).is_err() {
                     return;
                 }
                 if let Some(waker) = self.waker.get() {
@@ -88,7 +136,7 @@ impl<T: Task> Thread<T> {
         let device = engine::open(&self.spec.place)?;
         let precision = self.precision(|precision| engine::try_product(&device, precision))?;
         let replica = guarded(|| Ok(Replica::new(self.task.clone(), self.layout.clone(), device.autodiff())))?;
-        Ok((precision, replica))
+        Ok((precision, replica.counting(self.steps.clone())))
     }
 
     fn precision(&self, can: impl Fn(Precision) -> Result<(), String>) -> Result<Precision, String> {
@@ -115,10 +163,20 @@ impl<T: Task> Thread<T> {
     fn obey(&self, replica: &mut Replica<T>, order: Order<T>, precision: Precision) -> Result<Answer, String> {
         match order {
             Order::Load(parameters) => guarded(|| replica.load(&parameters)).map(|()| Answer::Loaded),
-            Order::Train { jobs, terms, emulated } => {
-                if emulated.lost.iter().any(|(name, update)| *name == self.spec.name && *update == terms.update) {
+            Order::Train { input, terms, emulated } => {
+                let happens = |faults: &[(String, u64)]| {
+                    faults.iter().any(|(name, update)| *name == self.spec.name && *update == terms.update)
+                };
+                if happens(&emulated.lost) {
                     return Err("device lost (emulate.lost)".to_owned());
                 }
+                while happens(&emulated.hung) {
+                    std::thread::park();
+                }
+                let jobs = match input {
+                    Input::Collated(jobs) => jobs,
+                    Input::Samples(micros) => guarded(|| self.collated(micros, terms.epoch_key))?,
+                };
                 let before = thread_cpu_time();
                 let mut done = self.train(replica, jobs, &terms, &emulated, precision)?;
                 if emulated.slowdown > 1.0 && !done.work.compute.is_zero() {
@@ -147,8 +205,7 @@ impl<T: Task> Thread<T> {
         precision: Precision,
     ) -> Result<Done, String> {
         let largest_of = |jobs: &[Job<T>]| jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
-        // The plan hears of it two updates later.
-        if let Some(most) = self.most_tokens.get().filter(|&most| largest_of(&jobs) > most) {
+        if let Some(most) = self.memory.limit_of(largest_of(&jobs)) {
             jobs = self.cut(jobs, most, terms.epoch_key)?;
         }
         let loss_scale = if precision == Precision::F16 { terms.loss_scale } else { 1.0 };
@@ -162,6 +219,7 @@ impl<T: Task> Thread<T> {
             };
             match attempt {
                 Ok(mut work) => {
+                    self.memory.computed(largest);
                     let mut has_overflowed = false;
                     if precision == Precision::F16 {
                         let gradients = &mut work.flat[..self.layout.len()];
@@ -173,10 +231,9 @@ impl<T: Task> Thread<T> {
                     return Ok(Done { work, most_tokens, has_overflowed });
                 }
                 Err(reason) if is_out_of_memory(&reason) => {
-                    let most = largest / 2;
+                    let most = self.memory.ran_out(largest);
                     jobs = self.cut(jobs, most, terms.epoch_key).map_err(|why| format!("{reason}; {why}"))?;
                     most_tokens = Some(most);
-                    self.most_tokens.set(most_tokens);
                 }
                 Err(reason) => return Err(reason),
             }
@@ -189,8 +246,7 @@ impl<T: Task> Thread<T> {
         let mut left: Vec<MicroBatch> = jobs.into_iter().rev().map(|job| job.micro).collect();
         while let Some(micro) = left.pop() {
             if micro.tokens() <= most {
-                let collated = loader::collate(&*self.task, Which::Train, micro, epoch_key);
-                fitting.push(collated.map_err(|error| error.to_string())?.job);
+                fitting.push(micro);
             } else if micro.samples.len() > 1 {
                 let [first, second] = micro.halves();
                 left.extend([second, first]);
@@ -201,7 +257,15 @@ impl<T: Task> Thread<T> {
                 ));
             }
         }
-        Ok(fitting)
+        self.collated(fitting, epoch_key)
+    }
+
+    fn collated(&self, micros: Vec<MicroBatch>, epoch_key: Key) -> Result<Vec<Job<T>>, String> {
+        let collate = |micro| {
+            let collated = loader::collate(&*self.task, Which::Train, micro, epoch_key);
+            Ok(collated.map_err(|error| error.to_string())?.job)
+        };
+        micros.into_iter().map(collate).collect()
     }
 }
 

@@ -1,7 +1,9 @@
-//! The host's end of a device: orders go out, answers come in, and nobody waits for ever.
+//! The host's end of a device: orders go out, answers come in. All waits time out: a device that completes neither a micro-batch
+//! nor an order for its patience hangs, however long all of its work may take.
 
 use std::cell::Cell;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,9 +31,34 @@ pub(super) struct Worker<T: Task> {
     answers: Receiver<Result<Answer, String>>,
     /// An answer that was waited for but not looked at.
     early: Option<Result<Answer, String>>,
+    /// Answers to orders that were not waited for, and so are passed over: those of a stand-in that has still to open.
+    unasked: usize,
     patience: Duration,
+    watch: Watch,
     /// When to speak of a wait next.
     speak_at: Cell<Duration>,
+}
+
+/// When the device was last seen to complete something.
+struct Watch {
+    steps: Arc<AtomicU64>,
+    seen: Cell<(u64, Instant)>,
+}
+
+impl Watch {
+    fn restart(&self) {
+        self.seen.set((self.steps.load(Ordering::Relaxed), Instant::now()));
+    }
+
+    /// For how long nothing was completed.
+    fn idle(&self) -> Duration {
+        let (steps, since) = self.seen.get();
+        if self.steps.load(Ordering::Relaxed) != steps {
+            self.restart();
+            return Duration::ZERO;
+        }
+        since.elapsed()
+    }
 }
 
 impl<T: Task> Worker<T> {
@@ -47,7 +74,9 @@ impl<T: Task> Worker<T> {
         let (orders, inbox) = channel();
         let (outbox, answers) = channel();
         let pool = pool(spec)?;
-        let thread = Thread::new(spec.clone(), task.clone(), layout.clone(), waker.clone(), wanted);
+        let watch = Watch { steps: Arc::default(), seen: Cell::new((0, Instant::now())) };
+        let thread =
+            Thread::new(spec.clone(), task.clone(), layout.clone(), waker.clone(), wanted, watch.steps.clone());
         std::thread::Builder::new()
             .name(spec.name.clone())
             .spawn(move || pool.install(move || thread.run(inbox, outbox)))
@@ -59,7 +88,9 @@ impl<T: Task> Worker<T> {
             orders,
             answers,
             early: None,
+            unasked: 0,
             patience,
+            watch,
             speak_at: Cell::new(UNEASY),
         })
     }
@@ -76,62 +107,68 @@ impl<T: Task> Worker<T> {
     /// If its thread has ended, that shows when the answer is asked for.
     pub(super) fn send(&self, order: Order<T>) {
         self.speak_at.set(UNEASY);
+        self.watch.restart();
         _ = self.orders.send(order);
+    }
+
+    /// Opens the device and loads `parameters` without waiting for either: the answer to the next order tells.
+    pub(super) fn open_later(&mut self, parameters: Option<Arc<Vec<f32>>>) {
+        self.unasked = 1 + usize::from(parameters.is_some());
+        if let Some(parameters) = parameters {
+            self.send(Order::Load(parameters));
+        }
     }
 
     /// Waits for the answer.
     pub(super) fn answer(&mut self, doing: &'static str) -> Result<Answer, String> {
-        if let Some(answer) = self.early.take() {
-            return answer;
-        }
-        let since = Instant::now();
         loop {
-            let waited = since.elapsed();
-            if waited > self.patience {
-                return Err(self.out_of_patience());
-            }
-            self.speak_of(doing, waited);
-            let slice = (self.speak_at.get().saturating_sub(waited)).min(self.patience - waited);
-            match self.answers.recv_timeout(slice.max(Duration::from_millis(1))) {
-                Ok(answer) => return answer,
-                Err(RecvTimeoutError::Disconnected) => return Err(ENDED.to_owned()),
-                Err(RecvTimeoutError::Timeout) => {}
+            self.wait();
+            if let Some(answer) = self.next(doing)? {
+                return Ok(answer);
             }
         }
     }
 
-    /// Waits a while for an answer, and keeps it for [`Worker::answered`].
+    /// Waits a while for an answer, and keeps it for [`Worker::next`].
     pub(super) fn wait(&mut self) {
-        if self.early.is_none() {
-            let slice = self.speak_at.get().min(Duration::from_secs(1)).max(Duration::from_millis(1));
-            self.early = match self.answers.recv_timeout(slice) {
-                Ok(answer) => Some(answer),
-                Err(RecvTimeoutError::Disconnected) => Some(Err(ENDED.to_owned())),
-                Err(RecvTimeoutError::Timeout) => None,
-            };
+        let left = self.patience.saturating_sub(self.watch.idle()).min(self.speak_at.get());
+        let slice = left.clamp(Duration::from_millis(1), Duration::from_secs(1));
+        self.early = self.early.take().or_else(|| self.receive(slice));
+    }
+
+    /// What it was given to compute, if it is done.
+    pub(super) fn answered(&mut self) -> Result<Option<Done>, String> {
+        match self.next(COMPUTING)? {
+            None => Ok(None),
+            Some(Answer::Trained(done)) => Ok(Some(done)),
+            Some(_) => Err("it answered something else".to_owned()),
         }
     }
 
-    /// What it was given to compute at `since`, if it is done.
-    pub(super) fn answered(&mut self, since: Instant) -> Result<Option<Done>, String> {
-        let answer = match self.early.take() {
-            Some(answer) => answer,
-            None => match self.answers.try_recv() {
-                Ok(answer) => answer,
-                Err(TryRecvError::Disconnected) => return Err(ENDED.to_owned()),
-                Err(TryRecvError::Empty) => {
-                    let waited = since.elapsed();
-                    if waited > self.patience {
-                        return Err(self.out_of_patience());
-                    }
-                    self.speak_of(COMPUTING, waited);
-                    return Ok(None);
-                }
-            },
-        };
-        match answer? {
-            Answer::Trained(done) => Ok(Some(done)),
-            _ => Err("it answered something else".to_owned()),
+    /// The next answer, if it has come; an error if the device hangs.
+    fn next(&mut self, doing: &'static str) -> Result<Option<Answer>, String> {
+        while let Some(answer) = self.early.take().or_else(|| self.receive(Duration::ZERO)) {
+            match answer? {
+                Answer::Ready(precision) if self.unasked > 0 => self.precision = precision,
+                Answer::Loaded if self.unasked > 0 => {}
+                answer => return Ok(Some(answer)),
+            }
+            self.unasked -= 1;
+        }
+        let idle = self.watch.idle();
+        if idle > self.patience {
+            let seconds = self.patience.as_secs_f64();
+            return Err(format!("it hangs: nothing was completed for {seconds} s (a third of comm.progress_s)"));
+        }
+        self.speak_of(doing, idle);
+        Ok(None)
+    }
+
+    fn receive(&self, limit: Duration) -> Option<Result<Answer, String>> {
+        match self.answers.recv_timeout(limit) {
+            Ok(answer) => Some(answer),
+            Err(RecvTimeoutError::Disconnected) => Some(Err("its thread has ended".to_owned())),
+            Err(RecvTimeoutError::Timeout) => None,
         }
     }
 
@@ -145,16 +182,10 @@ impl<T: Task> Worker<T> {
         }
     }
 
-    fn out_of_patience(&self) -> String {
-        format!("no answer for {} s (comm.progress_s)", self.patience.as_secs())
-    }
-
     pub(super) fn failed(&self, doing: &'static str, reason: String) -> TrainError {
         TrainError::Device { device: self.spec.name.clone(), doing, reason }
     }
 }
-
-const ENDED: &str = "its thread has ended";
 
 /// The threads of a device, on their cores.
 fn pool(spec: &DeviceSpec) -> Result<ThreadPool, TrainError> {

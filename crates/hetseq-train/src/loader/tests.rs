@@ -74,7 +74,7 @@ impl Task for Reader {
 fn loader(threads: usize, patience: Duration) -> (Arc<Reader>, Loader<Reader>) {
     let task = Arc::new(Reader::default());
     let pool = pool(Some(threads), &[], NonZeroUsize::MIN).unwrap();
-    let loader = Loader::start(&task, 1, &pool, patience).unwrap();
+    let loader = Loader::start(&task, 1, &pool, patience, None).unwrap();
     (task, loader)
 }
 
@@ -148,6 +148,32 @@ fn patience_ends() {
     let error = loader.take().err().unwrap().to_string();
     assert!(error.contains("nothing came for 0 s (comm.progress_s)"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_rank_that_has_other_things_to_do_does_not_wait() {
+    let (_, loader) = loader(1, Duration::from_millis(300));
+    order(&loader, vec![vec![vec![1]]]);
+    let started = Instant::now();
+    let taken = loop {
+        assert!(started.elapsed() < Duration::from_secs(30));
+        match loader.try_take() {
+            Ok(Some(taken)) => break taken,
+            // Not ready yet; on a busy machine also for longer than the patience of this test.
+            Ok(None) | Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    assert_eq!(taken.samples, 1);
+    order(&loader, vec![vec![vec![60]]]);
+    let asked = Instant::now();
+    let error = loop {
+        match loader.try_take() {
+            Ok(taken) => assert!(taken.is_none()),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("nothing came for 0 s (comm.progress_s)"), "{error}");
+    assert!((Duration::from_millis(300)..Duration::from_secs(30)).contains(&asked.elapsed()));
 }
 
 #[test]
