@@ -18,7 +18,7 @@ use crate::flat;
 use crate::identity::identity;
 use crate::lines;
 use crate::loader;
-use crate::memory;
+use crate::memory::{self, Sharing};
 use crate::probe::{self, Entry, Kept, Limits, ProbeKey, Probed};
 use crate::roster::Roster;
 use crate::run::{RunOptions, run_dir};
@@ -98,11 +98,17 @@ impl<T: Task> Crew<T> {
         // A limit of memory counts whatever the split: what fits must be known before.
         let limit = config.run.memory_mib.or(config.run.gpu_memory_mib);
         let is_limited = survey == Survey::Measure && limit.is_some();
-        let (key, mut devices) = if (is_measured || is_limited) && config.batch.probe_s > 0.0 {
-            let Entry { key, devices } = self.probe(config)?;
-            (Some(key), devices)
-        } else {
-            (None, self.unmeasured(config))
+        // All ranks take part in both exchanges, whatever the keys of their own machine say.
+        let known = match survey {
+            Survey::Measure => Some((self.memory_sharing()?, self.kept(config)?)),
+            Survey::Nothing => None,
+        };
+        let (key, mut devices) = match known {
+            Some((sharing, kept)) if (is_measured || is_limited) && config.batch.probe_s > 0.0 => {
+                let Entry { key, devices } = self.probe(config, sharing, &kept)?;
+                (Some(key), devices)
+            }
+            _ => (None, self.unmeasured(config)),
         };
         for device in &mut devices {
             device.weight = options.weight.unwrap_or(1.0) / self.devices.names().count() as f64;
@@ -115,20 +121,20 @@ impl<T: Task> Crew<T> {
         Ok(())
     }
 
-    fn probe(&mut self, config: &Config<T::Config>) -> Result<Entry, TrainError> {
+    fn probe(&mut self, config: &Config<T::Config>, sharing: Sharing, kept: &Kept) -> Result<Entry, TrainError> {
         let parameters = 4 * self.layout.len() as u64;
         let limits = Limits {
             max_samples: config.batch.micro,
             max_tokens: config.batch.max_tokens,
             global: config.batch.global,
-            memory_bytes: memory::limit_bytes(config.run.memory_mib.map(|mib| mib << 20)),
+            memory_bytes: memory::limit_bytes(config.run.memory_mib.map(|mib| mib << 20), sharing),
             gpu_memory_bytes: config.run.gpu_memory_mib.map(|mib| mib << 20),
             // Two values of the optimizer for each parameter, the sum and what is on its way through the network.
             reserved_bytes: 4 * parameters,
             budget: Duration::from_secs_f64(config.batch.probe_s),
         };
-        let key = self.probe_key(config, &limits);
-        let known = self.known(config, &key)?;
+        let key = self.probe_key(config, &limits, sharing);
+        let known = self.known(kept, &key);
         let Probed { devices, is_new } =
             probe::probe(&*self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref())?;
         for words in probe::in_words(&self.devices, &devices, is_new) {
@@ -137,30 +143,48 @@ impl<T: Task> Crew<T> {
         Ok(Entry { key, devices })
     }
 
-    /// What an earlier start measured of this rank's devices: rank 0 has it on its disk.
-    fn known(&mut self, config: &Config<T::Config>, key: &ProbeKey) -> Result<Option<Vec<DeviceProfile>>, TrainError> {
+    /// How many ranks share this rank's memory. After this exchange all ranks have read how much is free, and none has begun
+    /// to use it.
+    fn memory_sharing(&mut self) -> Result<Sharing, TrainError> {
+        let mine = memory::control_groups();
+        let all = self.group.agree(mine.as_bytes())?;
+        let rank = self.group.rank();
+        let on_host = |other: &usize| self.group.host(*other) == self.group.host(rank);
+        let in_group =
+            |other: &usize| on_host(other) && all.get(*other).is_some_and(|groups| groups == mine.as_bytes());
+        let ranks = || 0..self.group.world();
+        Ok(Sharing { host: ranks().filter(on_host).count() as u64, group: ranks().filter(in_group).count() as u64 })
+    }
+
+    /// What earlier starts measured: rank 0 has it on its disk.
+    fn kept(&mut self, config: &Config<T::Config>) -> Result<Kept, TrainError> {
         let is_keeper = self.group.rank() == 0;
         let kept = if is_keeper { Kept::read(&run_dir(config)).to_bytes() } else { Vec::new() };
-        let kept = Kept::parse(&self.group.broadcast_bytes(0, kept)?);
+        Ok(Kept::parse(&self.group.broadcast_bytes(0, kept)?))
+    }
+
+    /// What is kept of this rank's devices.
+    fn known(&self, kept: &Kept, key: &ProbeKey) -> Option<Vec<DeviceProfile>> {
         let rank = self.group.rank();
         let turn = (0..rank).filter(|&other| self.group.host(other) == self.group.host(rank)).count();
         let names: Vec<String> = self.devices.names().map(str::to_owned).collect();
-        Ok(kept.find(key, turn, &names).map(<[_]>::to_vec))
+        kept.find(key, turn, &names).map(<[_]>::to_vec)
     }
 
-    fn probe_key(&self, config: &Config<T::Config>, limits: &Limits) -> ProbeKey {
+    fn probe_key(&self, config: &Config<T::Config>, limits: &Limits, sharing: Sharing) -> ProbeKey {
         ProbeKey {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             host: self.group.host(self.group.rank()).to_owned(),
             devices: self.devices.names().collect::<Vec<_>>().join(","),
             task: T::NAME.to_owned(),
             settings: toml::to_string(&config.task).unwrap_or_default(),
+            data: self.task.fingerprint(),
             layout: format!("{:016x}", self.layout.hash()),
             precision: self.devices.specs().map(|(_, precision)| precision.to_string()).collect::<Vec<_>>().join(","),
             // What the machine has free differs from start to start; what was set does not.
             limits: format!(
-                "{:?} {:?} {:?} {:?}",
-                limits.max_samples, limits.max_tokens, config.run.memory_mib, config.run.gpu_memory_mib
+                "{} {:?} {:?} {:?} {:?} {sharing:?}",
+                limits.global, limits.max_samples, limits.max_tokens, config.run.memory_mib, config.run.gpu_memory_mib
             ),
         }
     }

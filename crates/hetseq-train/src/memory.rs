@@ -5,15 +5,29 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-/// The least of what was configured, what the control groups allow, and what is free on this machine. None where nothing
-/// of it is known.
-pub(crate) fn limit_bytes(configured: Option<u64>) -> Option<u64> {
+/// How many ranks share memory with this one, itself included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sharing {
+    /// On the same machine.
+    pub(crate) host: u64,
+    /// In the same control group on it.
+    pub(crate) group: u64,
+}
+
+/// The least of what was configured for this process, its part of what the control groups allow, and what it has with its part
+/// of what is free on this machine. None where nothing of it is known.
+pub(crate) fn limit_bytes(configured: Option<u64>, sharing: Sharing) -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
-    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    let allowed = group_files(&groups).iter().filter_map(|file| parse_limit(&read(file)?)).min();
+    let allowed = group_files(&control_groups()).iter().filter_map(|file| parse_limit(&read(file)?)).min();
+    let allowed = allowed.map(|allowed| allowed / sharing.group.max(1));
     let free = read(Path::new("/proc/meminfo")).and_then(|text| field(&text, "MemAvailable:"));
-    let free = free.map(|free| free.saturating_add(anonymous_bytes().unwrap_or(0)));
+    let free = free.map(|free| (free / sharing.host.max(1)).saturating_add(anonymous_bytes().unwrap_or(0)));
     [configured, allowed, free].into_iter().flatten().min()
+}
+
+/// The control groups of this process; empty where there are none.
+pub(crate) fn control_groups() -> String {
+    std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
 }
 
 /// What this process holds that cannot be read again from a file. What is freed stays with the allocator, so after a
@@ -87,11 +101,15 @@ mod tests {
 
     #[test]
     fn the_least_counts() {
-        assert_eq!(limit_bytes(Some(1000)), Some(1000));
+        let alone = Sharing { host: 1, group: 1 };
+        assert_eq!(limit_bytes(Some(1000), alone), Some(1000));
         #[cfg(target_os = "linux")]
         {
-            let free = limit_bytes(None).unwrap();
-            assert!(limit_bytes(Some(u64::MAX)) <= Some(free.saturating_mul(2)));
+            let free = limit_bytes(None, alone).unwrap();
+            assert!(limit_bytes(Some(u64::MAX), alone) <= Some(free.saturating_mul(2)));
+            // Four ranks on a machine do not each count on all of its memory.
+            let quarter = limit_bytes(None, Sharing { host: 4, group: 4 }).unwrap();
+            assert!(quarter < free / 2, "{quarter} of {free}");
             let held = anonymous_bytes().unwrap();
             assert!(held > 100_000 && held < free, "{held} of {free}");
         }

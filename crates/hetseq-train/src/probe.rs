@@ -329,6 +329,9 @@ impl<T: Task> Bench<'_, T> {
         let sizes: Vec<Option<u32>> = classes.iter().map(usual).collect();
         let most = sizes.iter().flatten().copied().max().unwrap_or(1);
         let candidates = sizes::samples(self.costs, tokens, most);
+        if candidates.is_empty() {
+            return Ok(None);
+        }
         let measured = self.time(classes, &sizes, &candidates, tokens)?;
         let mut corrected = known.to_vec();
         for (class, size) in classes.iter().zip(sizes) {

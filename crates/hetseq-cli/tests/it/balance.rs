@@ -52,6 +52,33 @@ fn what_was_measured_is_planned_with_and_kept_for_the_next_start() {
 }
 
 #[test]
+fn a_probe_is_kept_for_the_same_batch_only() {
+    let dir = RunDir::new();
+    let start = |batch: u32| {
+        let job = shipped(&dir, 2).arg("--resume").arg("never").set("batch.global", batch);
+        said(&job).remove(0)
+    };
+    let is_measured = |said: &str| said.lines().any(|line| line.trim_end().ends_with(", measured"));
+    assert!(is_measured(&start(1)));
+    // With one sample per update nothing is known of larger micro-batches.
+    assert!(is_measured(&start(256)));
+}
+
+#[test]
+fn ranks_may_differ_in_what_is_measured_of_their_machines() {
+    for (split, key, value) in
+        [("equal", "run.memory_mib", "8000"), ("measured", "batch.probe_s", "0"), ("equal", "run.gpu_memory_mib", "64")]
+    {
+        for rank in [0, 1] {
+            let dir = RunDir::new();
+            let job = shipped(&dir, 4).ranks(2).set("batch.split", split).set_on(rank, key, value);
+            job.succeed();
+            Reference::shipped().assert_losses(&dir, 4, &format!("{key} on rank {rank}"));
+        }
+    }
+}
+
+#[test]
 fn a_limit_of_memory_counts_whatever_the_split() {
     let dir = RunDir::new();
     let ended = shipped(&dir, UPDATES).set("batch.split", "equal").set("run.memory_mib", 1).run();

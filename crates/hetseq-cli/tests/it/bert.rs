@@ -127,6 +127,21 @@ fn it_learns_more_than_how_frequent_words_are() {
     assert!(value("masked_accuracy") > 0.1 && value("next_sentence_accuracy") > 0.7, "{told}");
 }
 
+#[test]
+fn a_probe_is_not_kept_for_other_data_at_the_same_path() {
+    let (dir, data) = (RunDir::new(), RunDir::new());
+    for length in ["24", "48"] {
+        fs::remove_dir_all(data.path()).unwrap();
+        let job = Job::new(["prep", "bert"]).arg(corpus().join("text.txt")).arg("-o").arg(data.path());
+        let job = job.arg("--vocab").arg(corpus().join("vocab.txt")).args(["--format", "hdf5", "--sentences", "lines"]);
+        job.args(["--max-seq-length", length]).succeed();
+        let job = train(&dir, 2).set("task.data", data.path().display()).args(["--resume", "never"]);
+        let ended = job.run();
+        let is_measured = ended[0].stderr.lines().any(|line| line.trim_end().ends_with(", measured"));
+        assert!(ended[0].code() == Some(0) && is_measured, "{ended:#?}");
+    }
+}
+
 const WEIGHTS: [u32; 3] = [7, 2, 1];
 const UPDATES: u64 = 101;
 

@@ -22,6 +22,8 @@ pub(crate) struct Key {
     pub(crate) task: String,
     /// The task's table of the config.
     pub(crate) settings: String,
+    /// The fingerprint of the samples: other data at the same path has other lengths.
+    pub(crate) data: String,
     pub(crate) layout: String,
     pub(crate) precision: String,
     /// What the sizes were bounded by.
@@ -86,6 +88,7 @@ mod tests {
             devices: text("cpu"),
             task: text("toy"),
             settings: text(""),
+            data: text(""),
             layout: text("0"),
             precision: text("f32"),
             limits: text(""),
