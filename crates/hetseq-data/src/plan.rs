@@ -34,13 +34,17 @@ pub enum Costs {
     Uniform { samples: usize, tokens: u32 },
     /// One cost per sample: text.
     PerSample(Vec<u32>),
+    /// Samples of two sides that are padded each by itself: pairs of sentences. A plan counts `tokens`, both sides together. What a
+    /// micro-batch computes is bounded by `padded`, twice the longer side: beside a pair with a long source and a short target
+    /// there may be one with a short source and a long target.
+    Pairs { tokens: Vec<u32>, padded: Vec<u32> },
 }
 
 impl Costs {
     pub fn samples(&self) -> usize {
         match self {
             Costs::Uniform { samples, .. } => *samples,
-            Costs::PerSample(tokens) => tokens.len(),
+            Costs::PerSample(tokens) | Costs::Pairs { tokens, .. } => tokens.len(),
         }
     }
 
@@ -49,7 +53,15 @@ impl Costs {
         match self {
             Costs::Uniform { samples, tokens } if (sample as usize) < *samples => *tokens,
             Costs::Uniform { .. } => 0,
-            Costs::PerSample(tokens) => tokens.get(sample as usize).copied().unwrap_or(0),
+            Costs::PerSample(tokens) | Costs::Pairs { tokens, .. } => tokens.get(sample as usize).copied().unwrap_or(0),
+        }
+    }
+
+    /// The length of one sample in a micro-batch: no micro-batch computes more tokens than its samples times the longest of them.
+    pub fn padded(&self, sample: u32) -> u32 {
+        match self {
+            Costs::Pairs { padded, .. } => padded.get(sample as usize).copied().unwrap_or(0),
+            _ => self.tokens(sample),
         }
     }
 
@@ -57,7 +69,7 @@ impl Costs {
     fn common(&self) -> Option<u32> {
         match self {
             Costs::Uniform { tokens, .. } => Some(*tokens),
-            Costs::PerSample(tokens) => {
+            Costs::PerSample(tokens) | Costs::Pairs { tokens, .. } => {
                 let first = tokens.first().copied().unwrap_or(0);
                 tokens.iter().all(|&t| t == first).then_some(first)
             }
@@ -184,7 +196,7 @@ fn samples_per_update(costs: &Costs, batch: GlobalBatch) -> usize {
         GlobalBatch::Tokens(budget) => {
             let mean = match costs {
                 Costs::Uniform { tokens, .. } => u64::from(*tokens),
-                Costs::PerSample(tokens) => {
+                Costs::PerSample(tokens) | Costs::Pairs { tokens, .. } => {
                     tokens.iter().map(|&t| u64::from(t)).sum::<u64>() / tokens.len().max(1) as u64
                 }
             };
@@ -273,7 +285,9 @@ fn padding(costs: &Costs, samples: &[u32], updates: &[Range<usize>]) -> Padding 
         padding.padded_tokens += u64::from(longest) * update.len() as u64;
         padding.real_tokens += match costs {
             Costs::Uniform { tokens, .. } => u64::from(*tokens) * update.len() as u64,
-            Costs::PerSample(tokens) => update.iter().map(|&s| u64::from(tokens[s as usize])).sum(),
+            Costs::PerSample(tokens) | Costs::Pairs { tokens, .. } => {
+                update.iter().map(|&s| u64::from(tokens[s as usize])).sum()
+            }
         };
     }
     padding

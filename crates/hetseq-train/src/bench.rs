@@ -109,7 +109,7 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
         let per_device = batch.div_ceil(specs.len());
         let micro = |ids: &[u32]| MicroBatch {
             samples: ids.to_vec(),
-            longest: ids.iter().map(|&id| costs.tokens(id)).max().unwrap_or(0),
+            longest: ids.iter().map(|&id| costs.padded(id)).max().unwrap_or(0),
         };
         let devices = ids.chunks(per_device.max(1)).map(|ids| vec![micro(ids)]);
         let devices = devices.chain(std::iter::repeat_with(Vec::new)).take(specs.len()).collect();

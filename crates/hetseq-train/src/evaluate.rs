@@ -74,7 +74,7 @@ pub(crate) fn evaluate<T: Task>(
     // Orders a round, and tells what the devices of all ranks will have computed in it.
     let order = |crew: &Crew<T>, planner: &mut Planner, k: usize| -> Result<Vec<Work>, TrainError> {
         let update = plan.update(k);
-        let tokens: Vec<u32> = update.samples.iter().map(|&sample| costs.tokens(sample)).collect();
+        let tokens: Vec<u32> = update.samples.iter().map(|&sample| costs.padded(sample)).collect();
         let plan = planner.share(split, &tokens)?;
         let devices = crew.roster.my_micro_batches(&plan.shares, update.samples, &tokens);
         loader.order(Order { which: Which::Valid, epoch: 0, devices })?;
@@ -128,7 +128,7 @@ fn usual_caps(batch: GlobalBatch, devices: usize, costs: &Costs) -> (Option<u32>
     match batch {
         GlobalBatch::Sequences(all) => (None, Some(per_device(all))),
         GlobalBatch::Tokens(all) => {
-            let longest = (0..costs.samples() as u32).map(|sample| costs.tokens(sample)).max().unwrap_or(0);
+            let longest = (0..costs.samples() as u32).map(|sample| costs.padded(sample)).max().unwrap_or(0);
             (Some(per_device(all).max(longest)), None)
         }
     }

@@ -16,7 +16,9 @@ pub(crate) struct Itinerary {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Planned {
     pub(crate) epoch: u64,
+    /// Ascending in length, so that micro-batches pad little.
     pub(crate) samples: Vec<u32>,
+    /// Their lengths, as micro-batches pad them.
     pub(crate) tokens: Vec<u32>,
     pub(crate) fingerprint: u64,
     pub(crate) updates_in_epoch: usize,
@@ -44,10 +46,12 @@ impl Itinerary {
         if update.samples.is_empty() {
             return None;
         }
+        let mut samples = update.samples.to_vec();
+        samples.sort_by_key(|&sample| self.costs.padded(sample));
         Some(Planned {
             epoch: cursor.epoch,
-            samples: update.samples.to_vec(),
-            tokens: update.samples.iter().map(|&sample| self.costs.tokens(sample)).collect(),
+            tokens: samples.iter().map(|&sample| self.costs.padded(sample)).collect(),
+            samples,
             fingerprint: plan.fingerprint(index),
             updates_in_epoch: plan.updates(),
         })

@@ -110,15 +110,21 @@ impl ParallelData {
         self.references.as_ref()?.line(pair as usize)
     }
 
-    /// Of each pair: source tokens and target tokens, `</s>` counted on both.
-    pub fn costs(&self) -> Costs {
-        let of_shard = |shard: &TokenShard| {
-            let pair_end = |pair: usize| shard.sentence_end(2 * pair + 1);
-            (0..shard.documents())
-                .map(|pair| (pair_end(pair) - pair.checked_sub(1).map_or(0, pair_end)) as u32)
-                .collect::<Vec<u32>>()
-        };
-        Costs::PerSample(self.shards.iter().flat_map(of_shard).collect())
+    /// Of each pair: source tokens and target tokens, `</s>` counted on both, and what they come to when [`ParallelData::collate`]
+    /// pads them to a multiple.
+    pub fn costs(&self, pad_to_multiple: usize) -> Costs {
+        let (mut tokens, mut padded) = (Vec::new(), Vec::new());
+        for shard in &self.shards {
+            let mut start = 0;
+            for pair in 0..shard.documents() {
+                let (middle, end) = (shard.sentence_end(2 * pair), shard.sentence_end(2 * pair + 1));
+                let longer = (middle - start).max(end - middle).next_multiple_of(pad_to_multiple.max(1));
+                tokens.push((end - start) as u32);
+                padded.push((2 * longer) as u32);
+                start = end;
+            }
+        }
+        Costs::Pairs { tokens, padded }
     }
 
     /// 16 hexadecimal digits that differ between any two sets of pairs: ranks compare them.

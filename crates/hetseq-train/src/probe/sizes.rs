@@ -172,7 +172,7 @@ fn line(points: &[Point]) -> Option<(f64, f64)> {
 
 /// Up to three lengths that stand for all: a short, a middling and the longest, if they differ much.
 pub(super) fn lengths(costs: &Costs) -> Vec<u32> {
-    let mut all: Vec<u32> = (0..costs.samples() as u32).map(|sample| costs.tokens(sample).max(1)).collect();
+    let mut all: Vec<u32> = (0..costs.samples() as u32).map(|sample| costs.padded(sample).max(1)).collect();
     all.sort_unstable();
     let Some(&longest) = all.last() else { return Vec::new() };
     let mut lengths = Vec::new();
@@ -187,11 +187,12 @@ pub(super) fn lengths(costs: &Costs) -> Vec<u32> {
     lengths
 }
 
-/// `count` samples of at most `tokens` tokens, the longest of them; again and again the same ones if there are too few.
+/// `count` samples of at most `tokens` tokens, the longest of them; again and again the same ones if there are too few, and none
+/// if there is no such sample.
 pub(super) fn samples(costs: &Costs, tokens: u32, count: u32) -> Vec<u32> {
-    let fits = |sample: &u32| costs.tokens(*sample).max(1) <= tokens;
+    let fits = |sample: &u32| costs.padded(*sample).max(1) <= tokens;
     let mut found: Vec<u32> = (0..costs.samples() as u32).filter(fits).collect();
-    found.sort_by_key(|&sample| std::cmp::Reverse(costs.tokens(sample)));
+    found.sort_by_key(|&sample| std::cmp::Reverse(costs.padded(sample)));
     found.truncate(count as usize);
     found.into_iter().cycle().take(count as usize).collect()
 }

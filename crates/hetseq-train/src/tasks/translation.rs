@@ -70,8 +70,8 @@ impl Task for TranslationTask {
 
     fn costs(&self, which: Which) -> Costs {
         match (which, &self.valid) {
-            (Which::Train, _) => self.train.costs(),
-            (Which::Valid, Some(valid)) => valid.costs(),
+            (Which::Train, _) => self.train.costs(self.config.pad_to_multiple),
+            (Which::Valid, Some(valid)) => valid.costs(self.config.pad_to_multiple),
             (Which::Valid, None) => Costs::PerSample(Vec::new()),
         }
     }
