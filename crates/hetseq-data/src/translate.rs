@@ -9,7 +9,7 @@
 //! # use hetseq_data::translate::{ParallelData, TranslateTokenizer};
 //! # use hetseq_data::source::corpus::CorpusSplit;
 //! let data = ParallelData::open(Path::new("data/en-de"), CorpusSplit::Valid)?;
-//! let batch = data.collate(&[17, 4, 99], 8)?;
+//! let batch = data.collate(&[17, 4, 99], 8, 512)?;
 //! assert_eq!(batch.target_in.len(), batch.target_out.len());
 //! let tokenizer = TranslateTokenizer::read(Path::new("data/en-de"))?;
 //! let said: Vec<u32> = data.target(17).collect();

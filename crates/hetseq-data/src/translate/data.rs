@@ -144,13 +144,20 @@ impl ParallelData {
         self.longest
     }
 
-    /// Puts pairs side by side, each side padded to its longest, and that to a multiple (0 and 1: as it is).
-    pub fn collate(&self, pairs: &[u32], pad_to_multiple: usize) -> Result<TranslateBatch, DataError> {
+    /// Puts pairs side by side, each side padded to its longest, and that to a multiple (0 and 1: as it is) of at most
+    /// `positions` tokens, which is what the model has.
+    pub fn collate(
+        &self,
+        pairs: &[u32],
+        pad_to_multiple: usize,
+        positions: usize,
+    ) -> Result<TranslateBatch, DataError> {
         let mut batch = TranslateBatch::default();
         let rows = pairs.iter().map(|&pair| self.pair(pair)).collect::<Result<Vec<_>, _>>()?;
         let width = |side: usize| {
             let longest = rows.iter().map(|row| row[side].len()).max().unwrap_or(0);
-            longest.next_multiple_of(pad_to_multiple.max(1))
+            let padded = longest.checked_next_multiple_of(pad_to_multiple.max(1)).unwrap_or(usize::MAX);
+            padded.min(positions.max(longest))
         };
         let (source_width, target_width) = (width(0), width(1));
         let (source_pad, pad) = (self.source.special.pad as i32, self.target.special.pad as i32);

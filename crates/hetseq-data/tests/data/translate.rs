@@ -179,9 +179,22 @@ fn pairs_come_back_as_they_were_written() {
             }
         }
         assert_eq!(train.source(500).count(), 0, "there is no such pair");
-        assert!(train.collate(&[500], 1).is_err());
+        assert!(train.collate(&[500], 1, 512).is_err());
         assert_ne!(train.fingerprint(), valid.fingerprint());
         assert_eq!(train.fingerprint(), ParallelData::open(&dir, CorpusSplit::Train).unwrap().fingerprint());
+    }
+}
+
+#[test]
+fn padding_ends_at_the_models_positions() {
+    let scene = Scene::new(200);
+    to_the_end(&scene.settings("out"));
+    let data = ParallelData::open(&scene.path("out"), CorpusSplit::Train).unwrap();
+    let longest = (0..data.pairs() as u32).max_by_key(|&pair| data.source(pair).count()).unwrap();
+    let positions = data.source(longest).count();
+    for multiple in [8 * positions, usize::MAX] {
+        let batch = data.collate(&[longest], multiple, positions).unwrap();
+        assert_eq!((batch.source_width(), batch.target_width()), (positions, positions));
     }
 }
 
@@ -194,7 +207,7 @@ fn a_batch_pads_each_side_to_its_longest() {
     let (Special { pad, .. }, source_pad) = (tokenizer.special(), tokenizer.source_special().pad);
     let pairs = [7, 3, 59, 3];
     for multiple in [0, 1, 8] {
-        let batch = data.collate(&pairs, multiple).unwrap();
+        let batch = data.collate(&pairs, multiple, 512).unwrap();
         let (width, target_width) = (batch.source_width(), batch.target_width());
         assert_eq!(batch.pairs(), 4);
         let costs = data.costs(multiple);
@@ -223,8 +236,8 @@ fn a_batch_pads_each_side_to_its_longest() {
         }
     }
     let train = ParallelData::open(&scene.path("out"), CorpusSplit::Train).unwrap();
-    assert!(train.collate(&[1, 2], 8).unwrap().references.is_empty());
-    assert_eq!(train.collate(&[], 8).unwrap().pairs(), 0);
+    assert!(train.collate(&[1, 2], 8, 512).unwrap().references.is_empty());
+    assert_eq!(train.collate(&[], 8, 512).unwrap().pairs(), 0);
 }
 
 #[test]
@@ -355,7 +368,7 @@ fn damage_is_found() {
     std::fs::write(&shard, &bytes).unwrap();
     let data = open(CorpusSplit::Train).unwrap();
     assert!(data.verify(None).unwrap_err().to_string().contains("checksum"));
-    let error = data.collate(&(0..100).collect::<Vec<u32>>(), 1).unwrap_err().to_string();
+    let error = data.collate(&(0..100).collect::<Vec<u32>>(), 1, 512).unwrap_err().to_string();
     assert!(error.contains("train-00000.tokens") && error.contains("65535"), "{error}");
 }
 

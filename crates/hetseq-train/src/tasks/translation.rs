@@ -85,7 +85,7 @@ impl Task for TranslationTask {
             (Which::Valid, Some(valid)) => valid,
             _ => &self.train,
         };
-        Ok(data.collate(samples.ids, self.config.pad_to_multiple)?)
+        Ok(data.collate(samples.ids, self.config.pad_to_multiple, self.model.max_position_embeddings)?)
     }
 
     /// Tokens of the target.
