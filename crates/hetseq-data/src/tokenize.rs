@@ -20,6 +20,7 @@ mod unigram;
 mod vocabulary;
 mod words;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use crate::error::{CorpusError, DataError};
@@ -42,6 +43,23 @@ fn parse(json: &[u8], path: &Path) -> Result<tokenizers::Tokenizer, DataError> {
 
 fn bad(path: &Path, problem: String) -> DataError {
     CorpusError::BadTokenizer { path: path.to_owned(), problem }.into()
+}
+
+/// The most ids of a vocabulary: four times as many as any published one has. Memory is reserved for each id up to the
+/// largest, so that one wrong number in a file could take all of it.
+const MOST_IDS: usize = 1 << 22;
+
+/// How many ids a vocabulary has: one more than the largest.
+fn vocabulary_size(ids: &HashMap<String, u32>, path: &Path) -> Result<usize, DataError> {
+    let Some((token, &largest)) = ids.iter().max_by_key(|(_, id)| **id) else { return Ok(0) };
+    if largest as usize >= MOST_IDS {
+        let problem = format!(
+            "the token {token:?} has the id {largest}, and ids end at {}: correct the id, or get the file again",
+            MOST_IDS - 1
+        );
+        return Err(bad(path, problem));
+    }
+    Ok(largest as usize + 1)
 }
 
 /// Of a tokenizer in memory, as its file would be called.

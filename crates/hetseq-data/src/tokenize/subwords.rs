@@ -13,7 +13,7 @@ use tokenizers::{Model, NormalizedString};
 
 use super::encoder::SeenRuns;
 use super::spaced::{OPENS_SPECIAL, SPACE};
-use super::{TrainOptions, bad, failed, parse, train_merges, train_unigram};
+use super::{TrainOptions, bad, failed, parse, train_merges, train_unigram, vocabulary_size};
 use crate::error::DataError;
 
 const EOS: &str = "</s>";
@@ -86,7 +86,7 @@ impl Subwords {
         let (Some(&eos), Some(&unk), Some(&pad)) = (ids.get(EOS), ids.get(UNK), ids.get(PAD)) else {
             return Err(bad(path, format!("it has no {}, which translation needs", missing.join(" and no "))));
         };
-        let vocabulary = ids.values().max().map_or(0, |&id| id as usize + 1);
+        let vocabulary = vocabulary_size(&ids, path)?;
         // Text is only text, see the head of `tokenize`. And nobody asked to cut or fill sentences.
         inner.set_encode_special_tokens(true);
         inner.with_padding(None);

@@ -12,7 +12,7 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::processors::bert::BertProcessing;
 use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
-use super::{BertWords, CONTINUATION, Encoder, SPECIAL_TOKENS, SpecialTokens, Vocabulary, bad, parse};
+use super::{BertWords, CONTINUATION, Encoder, SPECIAL_TOKENS, SpecialTokens, Vocabulary, bad, parse, vocabulary_size};
 use crate::error::DataError;
 use crate::source::bytes::write_whole;
 
@@ -100,7 +100,7 @@ impl Tokenizer {
         }
         let id = |at: usize| ids.get(names[at]).copied().ok_or_else(|| lacks(path, SPECIAL_TOKENS[at]));
         let special = SpecialTokens { pad: id(0)?, unk: id(1)?, cls: id(2)?, sep: id(3)?, mask: id(4)? };
-        let size = ids.values().max().map_or(0, |&id| id as usize + 1);
+        let size = vocabulary_size(&ids, path)?;
         let added = inner.get_added_tokens_decoder();
         let special_ids = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id);
         let continuations = ids.iter().filter(|(token, _)| token.starts_with(CONTINUATION)).map(|(_, &id)| id);

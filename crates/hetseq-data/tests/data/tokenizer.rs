@@ -154,3 +154,21 @@ fn files_that_give_no_tokenizer_are_named() {
     assert!(error.contains("vocab.txt") && error.contains("does not give a tokenizer"), "{error}");
     assert!(Tokenizer::read_json(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
 }
+
+#[test]
+fn one_huge_id_is_refused_before_memory_is_reserved_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let tokens: Vec<String> = recorded().vocab;
+    Tokenizer::from_tokens(&tokens, false).unwrap().write(dir.path()).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for id in [1u32 << 22, 4_000_000_000, u32::MAX] {
+        json["model"]["vocab"]["zebra"] = id.into();
+        std::fs::write(&path, json.to_string()).unwrap();
+        let error = Tokenizer::read_json(&path).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json") && error.contains(&format!("\"zebra\" has the id {id}")), "{error}");
+    }
+    json["model"]["vocab"]["zebra"] = ((1u32 << 22) - 1).into();
+    std::fs::write(&path, json.to_string()).unwrap();
+    assert_eq!(Tokenizer::read_json(&path).unwrap().vocabulary().size(), 1 << 22);
+}
