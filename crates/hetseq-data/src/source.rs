@@ -13,6 +13,7 @@ pub mod picture;
 pub mod rows;
 pub mod text;
 pub mod tokens;
+mod truncated;
 
 /// Grey images of one size, one byte per pixel, row by row, one image after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]

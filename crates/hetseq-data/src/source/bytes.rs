@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use memmap2::Mmap;
 
+use super::truncated;
 use crate::error::DataError;
 
 /// Bytes that do not change.
@@ -32,14 +33,16 @@ impl Deref for Bytes {
 }
 
 impl Bytes {
-    /// Maps a file. It must not be cut short while it is in use: the system would end the process.
+    /// Maps a file. If it is cut short while it is in use, the process ends with a message that names it.
     pub fn map(path: &Path) -> Result<Bytes, DataError> {
         let failed = |reason| DataError::Io { path: path.to_owned(), reason };
         let file = fs::File::open(path).map_err(failed)?;
         if file.metadata().map_err(failed)?.len() == 0 {
             return Ok(Bytes::Owned(Vec::new()));
         }
-        map_file(file.file()).map(Bytes::Mapped).map_err(failed)
+        let map = map_file(file.file()).map_err(failed)?;
+        truncated::watch(path, &map);
+        Ok(Bytes::Mapped(map))
     }
 }
 

@@ -122,3 +122,23 @@ fn an_id_beyond_the_vocabulary_is_refused() {
     let error = TokenShard::open(&path).unwrap_err().to_string();
     assert!(error.contains("the token 15, but the vocabulary has only 15"), "{error}");
 }
+
+#[test]
+fn a_shard_cut_short_while_it_is_read_is_named() {
+    const PATH: &str = "HETSEQ_TEST_SHARD";
+    if let Some(path) = std::env::var_os(PATH) {
+        // The child: it reads a page that is no longer there.
+        let shard = TokenShard::open(path.as_ref()).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        _ = shard.verify();
+        return;
+    }
+    let (_dir, path) = written(&[vec![(0..20_000).collect()]], 20_000);
+    let this_test = ["shards::a_shard_cut_short_while_it_is_read_is_named", "--exact", "--nocapture"];
+    let child = std::process::Command::new(std::env::current_exe().unwrap()).args(this_test).env(PATH, &path).output();
+    let child = child.unwrap();
+    let said = String::from_utf8_lossy(&child.stderr).into_owned();
+    assert_eq!(child.status.code(), Some(1), "{:?}: {said}", child.status);
+    let named = format!("error: {} was cut short", path.display());
+    assert!(said.contains(&named) && said.contains("hetseq prep verify"), "{said}");
+}
