@@ -42,8 +42,13 @@ impl Tape {
     }
 
     /// The backward pass of `loss`, part by part from the end. `take` is called several times and takes the gradients of the
-    /// parameters out; a parameter's gradient is the sum of what it is handed.
+    /// parameters out; a parameter's gradient is the sum of what it is handed. A loss that depends on no parameter, as that of
+    /// a micro-batch without a masked word, has no gradients: `take` is not called.
     pub fn backward(self, loss: &Tensor<1>, mut take: impl FnMut(&mut Gradients)) {
+        // Burn would panic.
+        if !loss.is_tracked() {
+            return;
+        }
         let mut passes = vec![loss.backward()];
         passes.iter_mut().for_each(&mut take);
         for Part { input, output, again } in self.parts.into_inner().into_iter().rev() {
@@ -66,6 +71,16 @@ mod tests {
 
     use super::*;
     use crate::layers::Linear;
+
+    #[test]
+    fn a_loss_without_parameters_has_no_gradients() {
+        let device = Device::flex().autodiff();
+        Tape::default().backward(&Tensor::zeros([1], &device), |_| panic!("there are no gradients to take"));
+        let tape = Tape::default();
+        let layer = Linear::new(3, 3, &device);
+        let _unused = tape.run(&layer, Tensor::<3>::ones([2, 2, 3], &device), Linear::forward);
+        tape.backward(&(Tensor::zeros([1], &device) * 0.5), |_| panic!("there are no gradients to take"));
+    }
 
     #[test]
     fn nothing_inside_is_kept_until_it_is_computed_again() {

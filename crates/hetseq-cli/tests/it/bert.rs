@@ -216,6 +216,29 @@ fn the_command_line_of_the_original_trains() {
 }
 
 #[test]
+fn samples_without_a_masked_word_contribute_nothing() {
+    let dir = RunDir::new();
+    // Every second document has no word that the vocabulary knows, and unknown words are never masked.
+    let document =
+        |at: u32| if at.is_multiple_of(2) { "aoaa aoba aoca .\n".repeat(8) } else { "xyz xyz xyz\n".repeat(8) };
+    let text: String = (0..40).map(|at| document(at) + "\n").collect();
+    fs::write(dir.path().join("text.txt"), text).unwrap();
+    for (format, more) in [("compact", &[][..]), ("hdf5", &["--max-seq-length", "48"])] {
+        let data = dir.path().join(format);
+        let job = Job::new(["prep", "bert"]).arg(dir.path().join("text.txt")).arg("-o").arg(&data).in_dir(corpus());
+        let job = job.args(["--vocab", "vocab.txt", "--valid-fraction", "0.3", "--sentences", "lines"]);
+        job.args(["--format", format]).args(more).succeed();
+        let run = RunDir::new();
+        // Micro-batches of one sample, in training as in validation.
+        let job = train(&run, 12).set("task.data", data.display()).set("task.next_sentence", false);
+        job.set("batch.global", 1).set("valid.every", "6 updates").succeed();
+        let losses = run.losses();
+        let without = losses.values().filter(|&&loss| loss == 0.0).count();
+        assert!(losses.len() == 12 && (1..12).contains(&without), "{losses:?}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused() {
     let spoilt = scratch().join("spoilt");
     fs::create_dir_all(&spoilt).unwrap();
