@@ -271,6 +271,14 @@ impl Planner {
         self
     }
 
+    /// Lets devices whose cap is `cap` tokens take a sample of `tokens` tokens, alone in its micro-batch. For validation,
+    /// which keeps nothing for a backward pass and so needs less memory than what the cap was measured with.
+    pub fn raise_caps(&mut self, cap: u32, tokens: u32) {
+        for device in self.devices.iter_mut().filter(|device| device.profile.max_tokens == Some(cap)) {
+            device.profile.max_tokens = Some(tokens.max(cap));
+        }
+    }
+
     /// What part of the gradient each rank sums up.
     pub fn ownership(&self) -> &[f64] {
         &self.ownership

@@ -65,6 +65,15 @@ impl Costs {
         }
     }
 
+    /// The length of the longest sample in a micro-batch; zero without samples.
+    pub fn longest(&self) -> u32 {
+        match self {
+            Costs::Uniform { samples: 0, .. } => 0,
+            Costs::Uniform { tokens, .. } => *tokens,
+            Costs::PerSample(tokens) | Costs::Pairs { padded: tokens, .. } => tokens.iter().copied().max().unwrap_or(0),
+        }
+    }
+
     /// The one cost that all samples have, if there is one.
     fn common(&self) -> Option<u32> {
         match self {

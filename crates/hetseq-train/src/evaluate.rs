@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use hetseq_balance::{Done, Planner, Split, Work};
+use hetseq_balance::{BalanceError, Done, Plan, Planner, Split, Work};
 use hetseq_comm::Group;
 use hetseq_data::{Costs, EpochPlan, GlobalBatch, PlanSpec};
 use hetseq_metrics::Event;
@@ -75,7 +75,7 @@ pub(crate) fn evaluate<T: Task>(
     let order = |crew: &Crew<T>, planner: &mut Planner, k: usize| -> Result<Vec<Work>, TrainError> {
         let update = plan.update(k);
         let tokens: Vec<u32> = update.samples.iter().map(|&sample| costs.padded(sample)).collect();
-        let plan = planner.share(split, &tokens)?;
+        let plan = share(planner, split, &tokens)?;
         let devices = crew.roster.my_micro_batches(&plan.shares, update.samples, &tokens);
         loader.order(Order { which: Which::Valid, epoch: 0, devices })?;
         Ok(plan.work)
@@ -121,16 +121,24 @@ pub(crate) fn evaluate<T: Task>(
     }))
 }
 
+/// A sample longer than every cap, which only training samples were measured for, goes to the devices with the largest one.
+fn share(planner: &mut Planner, split: Split, tokens: &[u32]) -> Result<Plan, BalanceError> {
+    match planner.share(split, tokens) {
+        Err(BalanceError::SampleTooLong { sample_tokens, largest_cap_tokens }) => {
+            planner.raise_caps(largest_cap_tokens, sample_tokens);
+            planner.share(split, tokens)
+        }
+        shared => shared,
+    }
+}
+
 /// For devices without caps: micro-batches no larger than those of training with devices of equal speed, since that is what is
 /// known to fit.
 fn usual_caps(batch: GlobalBatch, devices: usize, costs: &Costs) -> (Option<u32>, Option<u32>) {
     let per_device = |all: usize| u32::try_from(all.div_ceil(devices)).unwrap_or(u32::MAX);
     match batch {
         GlobalBatch::Sequences(all) => (None, Some(per_device(all))),
-        GlobalBatch::Tokens(all) => {
-            let longest = (0..costs.samples() as u32).map(|sample| costs.padded(sample)).max().unwrap_or(0);
-            (Some(per_device(all).max(longest)), None)
-        }
+        GlobalBatch::Tokens(all) => (Some(per_device(all).max(costs.longest())), None),
     }
 }
 
@@ -194,6 +202,7 @@ pub(crate) fn merge(totals: &mut Totals, part: Totals) {
 
 #[cfg(test)]
 mod tests {
+    use hetseq_balance::{CostTable, DeviceProfile, Line, Profile, RankProfile};
     use hetseq_comm::Options;
 
     use super::*;
@@ -224,6 +233,31 @@ mod tests {
         assert_eq!(usual_caps(GlobalBatch::Tokens(8000), 4, &costs), (Some(2000), None));
         // What one device has to take at least.
         assert_eq!(usual_caps(GlobalBatch::Tokens(2000), 4, &costs), (Some(900), None));
+    }
+
+    #[test]
+    fn a_sample_longer_than_every_cap_is_computed_alone_where_most_fits() {
+        let device = |name: &str, max_tokens| DeviceProfile {
+            name: name.to_owned(),
+            table: CostTable::proportional(1.0),
+            after_s: 0.0,
+            weight: 1.0,
+            max_tokens: Some(max_tokens),
+            max_samples: None,
+        };
+        let rank = RankProfile {
+            host: "a".to_owned(),
+            devices: vec![device("cpu:0", 30), device("gpu:0", 60)],
+            host_s: 0.0,
+            line: Line::default(),
+            own: None,
+        };
+        let profile = Profile { task: String::new(), parameters: 0, exchange_bytes: 0, ranks: vec![rank] };
+        let mut planner = Planner::new(&profile);
+        let plan = share(&mut planner, Split::Equal, &[20, 25, 70, 90]).unwrap();
+        let micro: Vec<_> = plan.shares.iter().map(|share| share.micro.clone()).collect();
+        assert!(micro[0].iter().all(|samples| samples.end <= 2), "{micro:?}");
+        assert_eq!(micro[1][micro[1].len() - 2..], [2..3, 3..4]);
     }
 
     #[test]

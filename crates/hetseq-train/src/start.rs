@@ -74,6 +74,8 @@ impl<T: Task> Start<T> {
             shuffle: true,
         };
         let costs = crew.task.costs(Which::Train);
+        // A sample that no device can take is refused now, not when its turn comes.
+        crew.planner().share(config.batch.split, &[costs.longest()])?;
         let mut itinerary = Itinerary::new(costs, spec, config.run.max_updates, config.run.max_epochs);
         itinerary.check(&state.cursor).map_err(TrainError::Config)?;
         state.total_updates.get_or_insert_with(|| itinerary.total_updates(&state.cursor));

@@ -160,6 +160,51 @@ fn any_mix_of_workers_computes_what_one_device_computes() {
     }
 }
 
+/// Tokens of the longest sentence of the corpus, on either side.
+fn longest_sentence() -> u64 {
+    let told = fs::read(corpus().join("data/corpus.json")).unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&told).unwrap();
+    let lengths = ["train", "valid"].map(|split| ["source", "target"].map(|side| told[split][side]["longest"].clone()));
+    lengths.as_flattened().iter().map(|longest| longest.as_u64().unwrap()).max().unwrap()
+}
+
+#[test]
+fn learnt_positions_end_where_the_longest_sentence_does() {
+    let dir = RunDir::new();
+    let job = train(&dir, 2).set("task.positions", "learnt").set("task.pad_to_multiple", 64);
+    job.set("task.max_positions", longest_sentence()).set("task.bleu", false).succeed();
+}
+
+#[test]
+fn a_pair_that_no_device_can_take_is_refused_before_the_first_update() {
+    let dir = RunDir::new();
+    // Enough for the first updates, which hold short pairs; a pair has the tokens of both its sentences.
+    let job = train(&dir, 50).set("batch.global", 1).set("batch.curriculum_epochs", 1);
+    let ended = job.set("batch.max_tokens", longest_sentence()).run();
+    assert!(codes(&ended) == [Some(2)] && ended[0].stderr.contains("fits no device"), "{ended:#?}");
+    assert!(!dir.path().join("metrics.jsonl").exists() || dir.losses().is_empty());
+}
+
+#[test]
+fn validation_computes_sentences_longer_than_any_of_training() {
+    let dir = RunDir::new();
+    for (language, words) in [("src", "so tu "), ("tgt", "ku lem ")] {
+        let short = format!("{words}.\n").repeat(60);
+        fs::write(dir.path().join(format!("train.{language}")), &short).unwrap();
+        fs::write(dir.path().join(format!("valid.{language}")), format!("{short}{}.\n", words.repeat(20))).unwrap();
+    }
+    let job = Job::new(["prep", "translate", "--source", "train.src", "--target", "train.tgt", "--out", "data"]);
+    let job = job.args(["--valid-source", "valid.src", "--valid-target", "valid.tgt", "--max-length", "500"]);
+    job.args(["--vocab-size", "100"]).in_dir(dir.path()).succeed();
+    // What fits is measured with training samples: without a cap of the user's, and with one.
+    for (key, value) in [("batch.global", "1"), ("batch.max_tokens", "60")] {
+        let run = RunDir::new();
+        let job = train(&run, 2).set("task.data", dir.path().join("data").display()).set("task.bleu", false);
+        job.set(key, value).set("valid.every", "1 updates").succeed();
+        assert!(run.path().join("checkpoints").exists());
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let dir = RunDir::new();
