@@ -18,6 +18,9 @@ use crate::output::print_line;
 use crate::profile::{self, EXAMPLE, EXAMPLE_MEANS};
 use crate::table::{Table, percent, rate, short_time};
 
+/// The samples of an update are listed one by one, so that their number bounds memory and time.
+const MOST_SAMPLES: usize = 10_000_000;
+
 /// Show who would do how much of an update and how long it would take, without training.
 ///
 /// Of each machine it tells how long it would be idle, and how much slower the group would be without it. What is known of
@@ -46,6 +49,16 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         GlobalBatch::Sequences(samples) => samples,
         GlobalBatch::Tokens(of_update) => (of_update / tokens as usize).max(1),
     };
+    if samples > MOST_SAMPLES {
+        return Err(UsageError(format!(
+            "batch.global = \"{}\" is an update of {} samples of {tokens} tokens; plan computes at most {}: lower \
+             batch.global",
+            config.batch.global,
+            thousands(samples as u64),
+            thousands(MOST_SAMPLES as u64)
+        ))
+        .into());
+    }
     let told = forecast(&profile, config.batch.split, &vec![tokens; samples])
         .map_err(|error| UsageError(error.to_string()))?;
     if args.json {

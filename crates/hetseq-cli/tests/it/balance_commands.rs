@@ -48,6 +48,18 @@ fn plan(dir: &Path) -> Job {
 }
 
 #[test]
+fn a_plan_of_more_samples_than_fit_is_refused() {
+    let dir = dir();
+    let job = plan(dir.path()).arg("--profile").arg(by_hand(dir.path()));
+    let too_many = "plan computes at most 10,000,000";
+    for global in ["4294967296", "18446744073709551615", "\"99999999999 tokens\""] {
+        refused(&job.clone().set("batch.global", global), &[too_many, "batch.global"]);
+    }
+    let told = json(&job.set("batch.global", 10_000_000).arg("--json"));
+    assert_eq!(told["samples"].as_u64(), Some(10_000_000));
+}
+
+#[test]
 fn a_plan_shares_by_speed_and_says_what_each_rank_is_good_for() {
     let dir = dir();
     let job = plan(dir.path()).arg("--profile").arg(by_hand(dir.path()));
