@@ -82,7 +82,11 @@ impl ConfigSource {
         let mut config = Config::<C>::deserialize_table(&table)
             .map_err(|error| TrainError::Config(format!("{}: {}", self.path.display(), suggest(error.message()))))?;
         let stem = self.path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
-        config.run.dir.get_or_insert_with(|| Path::new("runs").join(&*stem));
+        let dir = config.run.dir.get_or_insert_with(|| Path::new("runs").join(&*stem));
+        if dir.as_os_str().is_empty() {
+            let advice = "name a directory, or leave it out";
+            return Err(TrainError::Config(format!("run.dir is empty: {advice} (it is runs/{stem} then)")));
+        }
         config.check().map_err(TrainError::Config)?;
         Ok(config)
     }
@@ -133,14 +137,28 @@ fn apply(table: &mut Table, set: &str) -> Result<(), String> {
     let (key, value) = set.split_once('=').ok_or_else(|| format!("--set {set}: say --set section.key=value"))?;
     let parsed = format!("value = {value}").parse::<Table>().ok().and_then(|mut parsed| parsed.remove("value"));
     let value = parsed.unwrap_or_else(|| Value::String(value.to_owned()));
-    insert(table, key.trim(), value).map_err(|reason| format!("--set {set}: {reason}"))
+    insert(table, key.trim(), value).map_err(|reason| format!("--set {}: {reason}", shortened(set)))
 }
+
+/// As much of a setting as a person reads.
+fn shortened(set: &str) -> String {
+    match set.char_indices().nth(200) {
+        Some((end, _)) => format!("{}...", &set[..end]),
+        None => set.to_owned(),
+    }
+}
+
+/// No key of ours has as many. Tables are dropped and written by recursion, which far more parts would overflow.
+const MOST_PARTS: usize = 16;
 
 /// Sets the key at a path such as `optim.lr`.
 fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), String> {
     let mut path: Vec<&str> = key.split('.').collect();
     let last = path.pop().filter(|_| !path.is_empty() && path.iter().all(|part| !part.is_empty()));
     let last = last.ok_or("a key has a section, such as optim.lr")?;
+    if path.len() >= MOST_PARTS {
+        return Err(format!("a key has at most {MOST_PARTS} parts, such as the two of optim.lr"));
+    }
     let mut at = table;
     for part in path {
         at = match at.entry(part).or_insert_with(|| Value::Table(Table::new())) {
@@ -251,6 +269,19 @@ mod tests {
     fn broken_sets() {
         for bad in ["lr=1", "optim.lr", "optim.lr.x=1", ".lr=1"] {
             assert!(parse(TEXT, &[bad]).is_err(), "{bad}");
+        }
+        let deep = format!("task.{}=1", vec!["a"; 20_000].join("."));
+        let error = parse(TEXT, &[&deep]).unwrap_err();
+        assert!(error.len() < 400 && error.contains("at most 16 parts"), "{error}");
+    }
+
+    #[test]
+    fn an_empty_run_directory_would_be_the_present_one() {
+        for error in [
+            parse(TEXT, &["run.dir="]).unwrap_err(),
+            parse(&TEXT.replace("task = \"toy\"", "task = \"toy\"\ndir = ''"), &[]).unwrap_err(),
+        ] {
+            assert!(error.contains("run.dir is empty") && error.contains("runs/toy"), "{error}");
         }
     }
 }
