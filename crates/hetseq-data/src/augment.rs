@@ -19,6 +19,16 @@ pub struct Augment {
 }
 
 impl Augment {
+    /// Whether these are changes that can be made.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, limit) in [("shift_pixels", self.shift_pixels), ("rotate_degrees", self.rotate_degrees)] {
+            if !limit.is_finite() {
+                return Err(format!("{name} = {limit} must be a finite number"));
+            }
+        }
+        Ok(())
+    }
+
     /// Writes the image, turned about its middle and shifted, as values 0 to 255. What comes in from outside is black.
     ///
     /// # Panics
@@ -27,9 +37,7 @@ impl Augment {
         assert_eq!(image.len(), height * width, "the image must be {height} x {width}");
         assert_eq!(out.len(), image.len(), "the output must be as large as the image");
 
-        // A config may hold nan; that is no shift anybody can see.
-        let bounded = |limit: f32| if limit.is_finite() { limit } else { 0.0 };
-        let (shift, degrees) = (bounded(self.shift_pixels), bounded(self.rotate_degrees));
+        let (shift, degrees) = (self.shift_pixels, self.rotate_degrees);
         if (shift == 0.0 && degrees == 0.0) || image.is_empty() {
             for (value, &pixel) in out.iter_mut().zip(image) {
                 *value = f32::from(pixel);
@@ -101,7 +109,11 @@ mod tests {
     fn no_change_is_exact() {
         let expected: Vec<f32> = image().iter().map(|&p| f32::from(p)).collect();
         assert_eq!(apply(Augment::default(), Key::root(3)), expected);
-        assert_eq!(apply(Augment { shift_pixels: f32::NAN, rotate_degrees: f32::INFINITY }, Key::root(3)), expected);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let refusal = Augment { rotate_degrees: bad, ..Augment::default() }.check().unwrap_err();
+            assert_eq!(refusal, format!("rotate_degrees = {bad} must be a finite number"));
+            assert!(Augment { shift_pixels: bad, ..Augment::default() }.check().is_err());
+        }
     }
 
     #[test]

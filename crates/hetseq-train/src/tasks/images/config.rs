@@ -108,6 +108,7 @@ impl ImageConfig {
                 "task.image_size = {size} must be 1 to {LARGEST_IMAGE} pixels, and task.resize = {resize} at least that"
             ));
         }
+        self.augment.check().map_err(|reason| format!("task.augment: {reason}"))?;
         self.crop.unwrap_or_default().check().map_err(|reason| format!("task.crop: {reason}"))
     }
 
@@ -128,4 +129,18 @@ impl ImageConfig {
 
 fn sixty_four() -> usize {
     64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shift_that_is_no_number_is_refused() {
+        let config = |shift: &str| -> ImageConfig {
+            toml::from_str(&format!("data = 'x'\n[augment]\nshift_pixels = {shift}\n")).unwrap()
+        };
+        assert_eq!(config("2.0").check(), Ok(()));
+        assert_eq!(config("nan").check().unwrap_err(), "task.augment: shift_pixels = NaN must be a finite number");
+    }
 }
