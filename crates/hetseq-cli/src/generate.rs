@@ -34,10 +34,13 @@ pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         beam: args.beam.into(),
         length_penalty: args.length_penalty,
         batch_tokens: args.batch_tokens.max(1),
-        most_per_token: args.max_ratio.max(0.0),
+        most_per_token: args.max_ratio,
         most_more: args.max_more,
         ..GenerateOptions::new(devices)
     };
+    if args.max_ratio.is_nan() || args.max_ratio < 0.0 {
+        return Err(TrainError::Config(format!("--max-ratio {} must be a number of at least 0", args.max_ratio)).into());
+    }
     if let Some(n_best) = args.n_best.filter(|&n_best| n_best > args.beam) {
         let reason = format!("--n-best {n_best} needs a beam at least as wide: --beam {n_best}");
         return Err(TrainError::Config(reason).into());

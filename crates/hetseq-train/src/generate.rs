@@ -39,6 +39,12 @@ impl GenerateOptions {
         let beam = translation::USUAL_BEAM;
         GenerateOptions { devices, beam, length_penalty: 1.0, batch_tokens: 1024, most_per_token: 2.0, most_more: 10 }
     }
+
+    /// The most tokens of a translation of so many source tokens; at least one.
+    fn most_tokens(&self, source_tokens: usize) -> usize {
+        let by_ratio = (self.most_per_token * source_tokens as f64) as usize;
+        by_ratio.saturating_add(self.most_more).max(1)
+    }
 }
 
 /// What became of a line.
@@ -143,8 +149,8 @@ impl Generator {
             }
             let (source, was_cut) = self.fitting(self.tokenizer.encode_source(text)?);
             translations[line].was_cut = was_cut;
-            let limit = (self.options.most_per_token * source.len() as f64) as usize + self.options.most_more;
-            sentences.push((line, Sentence { source, limit: limit.max(1) }));
+            let limit = self.options.most_tokens(source.len());
+            sentences.push((line, Sentence { source, limit }));
         }
         done(empty);
         let batches = batches(sentences, self.options.batch_tokens);
@@ -221,6 +227,20 @@ fn batches(mut sentences: Vec<(usize, Sentence)>, most_tokens: usize) -> Vec<Bat
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longest_translation_never_wraps_around() {
+        let options = |most_per_token, most_more| GenerateOptions {
+            most_per_token,
+            most_more,
+            ..GenerateOptions::new(Vec::new())
+        };
+        assert_eq!(options(2.0, 10).most_tokens(7), 24);
+        assert_eq!(options(0.0, 0).most_tokens(7), 1);
+        for (ratio, more) in [(1e30, 10), (2.0, usize::MAX), (f64::INFINITY, 1)] {
+            assert_eq!(options(ratio, more).most_tokens(7), usize::MAX);
+        }
+    }
 
     #[test]
     fn batches_hold_each_line_once_and_no_more_than_they_may() {
