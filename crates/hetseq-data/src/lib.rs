@@ -45,6 +45,7 @@ pub use error::DataError;
 pub use mask::Masking;
 pub use plan::{Costs, EpochPlan, GlobalBatch, Padding, PlanSpec, Update};
 pub use pretrain::{PretrainBatch, PretrainConfig, PretrainData};
+pub use source::checksum::{Sealed, Status, Verification};
 pub use source::corpus::CorpusSplit;
 pub use source::picture::Picture;
 pub use source::{Images, LabelledImages};

@@ -3,6 +3,7 @@
 //! Tasks call these when a run starts, `picture` also while it goes on; [`text`] is read by [`prep`](crate::prep) before.
 
 pub mod bytes;
+pub mod checksum;
 pub mod corpus;
 pub mod digits;
 pub mod folder;

@@ -12,6 +12,7 @@ use hetseq_optim::Layout;
 use rayon::ThreadPool;
 
 use crate::config::{Config, FaultAt, WireType};
+use crate::data_check::DataCheck;
 use crate::devices::{Devices, Emulated, devices_named};
 use crate::error::TrainError;
 use crate::flat;
@@ -31,6 +32,7 @@ pub(crate) struct Crew<T: Task> {
     pub(crate) group: Group,
     pub(crate) roster: Roster,
     pub(crate) loader_pool: Arc<ThreadPool>,
+    pub(crate) data: DataCheck,
 }
 
 /// What is to be known of the machines beforehand.
@@ -53,6 +55,8 @@ impl<T: Task> Crew<T> {
         survey: Survey,
     ) -> Result<Self, TrainError> {
         let task = Arc::new(task);
+        // First, while nothing else needs the cores.
+        let data = DataCheck::begin(T::NAME, task.sealed_files())?;
         let layout = Arc::new(layout_of(&*task)?);
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = devices_named(&config.run.devices)
@@ -69,7 +73,7 @@ impl<T: Task> Crew<T> {
             ranks: Vec::new(),
         };
         let roster = Roster { profile: like, members: Vec::new(), mine: 0..0, keys: Vec::new() };
-        let mut crew = Crew { task, layout, devices, group, roster, loader_pool };
+        let mut crew = Crew { task, layout, devices, group, roster, loader_pool, data };
         match crew.survey(config, options, survey) {
             Ok(()) => Ok(crew),
             Err(error) => {
@@ -205,6 +209,11 @@ impl<T: Task> Crew<T> {
     pub(crate) fn whose(&self) -> Option<String> {
         let rank = self.group.rank();
         (self.group.world() > 1).then(|| format!("rank {rank}, {}", self.group.host(rank)))
+    }
+
+    /// Waits until the data of all ranks has passed its checksums. A collective.
+    pub(crate) fn finish_data_check(&mut self, patience: Duration) -> Result<(), TrainError> {
+        self.data.finish(&mut self.group, patience)
     }
 
     pub(crate) fn planner(&self) -> Planner {

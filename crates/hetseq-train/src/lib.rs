@@ -8,6 +8,7 @@ pub mod bench;
 mod checkpoint;
 mod config;
 mod crew;
+mod data_check;
 mod devices;
 pub mod engine;
 mod error;

@@ -161,6 +161,7 @@ fn eval_with<T: Task>(
         task: T::NAME,
         reason: TaskError::Other("there are no validation samples to evaluate on".to_owned()),
     })?;
+    crew.finish_data_check(config.comm.progress())?;
     let mut skips = Skips::default();
     for warning in skips.note(Which::Valid, &evaluation.skipped) {
         tracing::warn!("{warning}");

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor};
-use hetseq_data::{Costs, DataError};
+use hetseq_data::{Costs, DataError, Sealed};
 use hetseq_models::Network;
 use hetseq_models::recompute::Tape;
 use hetseq_random::Key;
@@ -32,6 +32,12 @@ pub trait Task: Sized + Send + Sync + 'static {
 
     /// Identifies the data: ranks with other data are refused, a resume on other data too.
     fn fingerprint(&self) -> String;
+
+    /// Files of the data that were stored with checksums. What they hold is compared with these, and no checkpoint is saved
+    /// before all match.
+    fn sealed_files(&self) -> Vec<Sealed> {
+        Vec::new()
+    }
 
     /// How many samples there are, and how many tokens each costs (images: all the same).
     fn costs(&self, which: Which) -> Costs;

@@ -145,6 +145,7 @@ impl<T: Task> Trainer<T> {
         }
         while let Some((update, work)) = next.coming {
             let agreed = next.agreed;
+            self.crew.data.poll()?;
             self.look_after_saves()?;
             let mut global;
             (global, next) = self.compute(&update, work, &agreed)?;

@@ -239,6 +239,36 @@ fn samples_without_a_masked_word_contribute_nothing() {
 }
 
 #[test]
+fn damaged_shards_are_refused_alone_and_in_a_group() {
+    let dir = RunDir::new();
+    let data = dir.path().join("data");
+    fs::create_dir(&data).unwrap();
+    for entry in fs::read_dir(corpus().join("compact")).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::copy(&entry, data.join(entry.file_name().unwrap())).unwrap();
+    }
+    let shard = data.join("train-00000.tokens");
+    let mut bytes = fs::read(&shard).unwrap();
+    // Another token that the vocabulary has, where the header says nothing of it.
+    bytes[200] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let job = train(&dir, 2).set("comm.join_s", 3).set("comm.silence_s", 3);
+    for job in
+        [job.clone().set("task.data", data.display()), job.ranks(2).set_on(1, "task.data", &data.display().to_string())]
+    {
+        let ended = job.run();
+        assert!(ended.iter().all(|rank| rank.code() != Some(0)), "{ended:#?}");
+        let refused = ended.last().unwrap();
+        assert_eq!(refused.code(), Some(2), "{refused:#?}");
+        for part in ["train-00000.tokens: its content does not match the checksum", "hetseq prep verify"] {
+            assert!(refused.stderr.contains(part), "{refused:#?}");
+        }
+        assert!(!dir.path().join("checkpoints").exists() || dir.checkpoints().is_empty());
+    }
+    let verified = Job::new(["prep", "verify"]).arg(&data).run().remove(0);
+    assert!(verified.code() != Some(0) && verified.stderr.contains("train-00000.tokens"), "{verified:#?}");
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused() {
     let spoilt = scratch().join("spoilt");
     fs::create_dir_all(&spoilt).unwrap();

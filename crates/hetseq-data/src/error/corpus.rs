@@ -83,6 +83,13 @@ pub enum CorpusError {
     #[error("{}: {field}: {problem}; prepare or copy it again", .path.display())]
     Damaged { path: PathBuf, field: &'static str, problem: String },
 
+    #[error(
+        "{}: its content does not match the checksum in its header: {remedy}; `hetseq prep verify` checks all files of a \
+         directory",
+        .path.display()
+    )]
+    WrongChecksum { path: PathBuf, remedy: &'static str },
+
     /// A file in NVIDIA's layout that is not as it should be.
     #[error("{}: field `{field}`: {problem}; make or copy the shard again", .path.display())]
     BadField { path: PathBuf, field: String, problem: String },

@@ -10,6 +10,7 @@ use super::stored::{StoredSamples, has_shards};
 use super::text::TextSamples;
 use crate::error::DataError;
 use crate::plan::Costs;
+use crate::source::checksum::Sealed;
 use crate::source::corpus::{CorpusSplit, Manifest, TextCorpus, TextCounts};
 
 /// Samples of one split.
@@ -60,6 +61,14 @@ impl PretrainData {
         match self {
             PretrainData::Text(samples) => samples.fingerprint(),
             PretrainData::Stored(samples) => samples.fingerprint(),
+        }
+    }
+
+    /// The mapped files, to be compared with their checksums; those in NVIDIA's layout have none.
+    pub fn sealed(&self) -> Vec<Sealed> {
+        match self {
+            PretrainData::Text(samples) => samples.corpus().sealed(),
+            PretrainData::Stored(samples) => samples.sealed(),
         }
     }
 

@@ -16,6 +16,7 @@ use super::config::PretrainConfig;
 use crate::error::{CorpusError, DataError};
 use crate::plan::Costs;
 use crate::source::bytes::{Bytes, IdWidth, write_whole};
+use crate::source::checksum::Sealed;
 use crate::source::corpus::CorpusSplit;
 use crate::source::hdf5::{self, Hdf5Shape};
 use crate::source::rows::{Row, Rows};
@@ -107,6 +108,11 @@ impl StoredSamples {
             hasher.update(rows.hash());
         });
         hasher.finalize().to_hex()[..16].to_owned()
+    }
+
+    /// The files that shards were unpacked into, to be compared with their checksums.
+    pub fn sealed(&self) -> Vec<Sealed> {
+        self.shards.iter().filter_map(Rows::sealed).collect()
     }
 
     /// Puts samples side by side. Their masks are what they are: no key is needed.

@@ -4,9 +4,13 @@
 //! bytes mean is the business of [`tokens`](super::tokens) and [`rows`](super::rows).
 
 use std::ffi::OsString;
+use std::fmt;
+use std::fs::Metadata;
 use std::io::{self, BufWriter, Write};
 use std::ops::Deref;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use fs_err as fs;
 use memmap2::Mmap;
@@ -17,8 +21,54 @@ use crate::error::DataError;
 /// Bytes that do not change.
 #[derive(Debug)]
 pub enum Bytes {
-    Mapped(Mmap),
+    Mapped(MappedFile),
     Owned(Vec<u8>),
+}
+
+/// A file in the state that `stamp` says.
+#[derive(Debug)]
+pub struct MappedFile {
+    map: Mmap,
+    pub(super) stamp: Stamp,
+}
+
+/// What differs if a file is another one or was written to: also what only the system sets, since programs that copy files
+/// set the time of the last write back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// In nanoseconds since 1970.
+    written: i128,
+    changed: i128,
+}
+
+impl Stamp {
+    fn of(file: &Metadata) -> Self {
+        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+        Stamp {
+            device: file.dev(),
+            inode: file.ino(),
+            bytes: file.size(),
+            written: nanoseconds(file.mtime(), file.mtime_nsec()),
+            changed: nanoseconds(file.ctime(), file.ctime_nsec()),
+        }
+    }
+
+    /// Whether the last change was so long before `now` that another one would have another time.
+    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
+        const CLOCK_STEP_NS: i128 = 2_000_000_000;
+        let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
+        now - self.written.max(self.changed) > CLOCK_STEP_NS
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stamp { device, inode, bytes, written, changed } = self;
+        write!(f, "{device} {inode} {bytes} {written} {changed}")
+    }
 }
 
 impl Deref for Bytes {
@@ -26,7 +76,7 @@ impl Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(file) => &file.map,
             Bytes::Owned(bytes) => bytes,
         }
     }
@@ -37,12 +87,13 @@ impl Bytes {
     pub fn map(path: &Path) -> Result<Bytes, DataError> {
         let failed = |reason| DataError::Io { path: path.to_owned(), reason };
         let file = fs::File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.len() == 0 {
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.len() == 0 {
             return Ok(Bytes::Owned(Vec::new()));
         }
         let map = map_file(file.file()).map_err(failed)?;
         truncated::watch(path, &map);
-        Ok(Bytes::Mapped(map))
+        Ok(Bytes::Mapped(MappedFile { map, stamp: Stamp::of(&metadata) }))
     }
 }
 

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::bytes::write_whole;
+use super::checksum::Sealed;
 use super::tokens::TokenShard;
 use crate::error::{CorpusError, DataError};
 use crate::tokenize::{TOKENIZER_FILE, Tokenizer, Vocabulary};
@@ -196,6 +197,11 @@ impl TextCorpus {
     /// A corpus of one shard, with its vocabulary.
     pub(crate) fn of_shard(shard: TokenShard, vocabulary: Vocabulary) -> Self {
         TextCorpus { dir: PathBuf::from("(in memory)"), shards: vec![shard], vocabulary }
+    }
+
+    /// Its files, to be compared with their checksums.
+    pub fn sealed(&self) -> Vec<Sealed> {
+        self.shards.iter().map(TokenShard::sealed).collect()
     }
 
     /// Reads every byte and compares it with what was written.

@@ -17,8 +17,10 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::bytes::{Bytes, IdWidth, part, u16_at, u32_at};
+use super::checksum::Sealed;
 use crate::error::{CorpusError, DataError};
 
 const MAGIC: &[u8; 8] = b"HETSEQRW";
@@ -102,7 +104,7 @@ impl RowsBuilder {
 #[derive(Debug)]
 pub struct Rows {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: Arc<Bytes>,
     width: IdWidth,
     pub largest_id: u32,
     pub longest_row: u32,
@@ -141,7 +143,7 @@ impl Rows {
         let mut hash = [0; 32];
         hash.copy_from_slice(&header[48..80]);
         let (largest_id, longest_row) = (number(4), number(5));
-        let path = path.to_owned();
+        let (path, bytes) = (path.to_owned(), Arc::new(bytes));
         let block = Rows { path, bytes, width, largest_id, longest_row, rows, tokens, masked, hash };
         if !block.ends_ascend(0, tokens) || !block.ends_ascend(1, masked) {
             return Err(self::damaged(&block.path, "row ends", "they do not ascend to the total"));
@@ -158,6 +160,13 @@ impl Rows {
             last = end;
             ascends
         }) && last as usize == total
+    }
+
+    /// A file, to be compared with the hash in its header; none in memory, where the hash was computed from what is there.
+    pub fn sealed(&self) -> Option<Sealed> {
+        let remedy = "delete the file: it is made again from the shard that it was unpacked from";
+        let is_mapped = matches!(*self.bytes, Bytes::Mapped(_));
+        is_mapped.then(|| Sealed::new(&self.path, &self.bytes, HEADER_BYTES, self.hash, remedy))
     }
 
     pub fn len(&self) -> usize {

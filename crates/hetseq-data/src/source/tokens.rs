@@ -22,8 +22,10 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::bytes::{Bytes, IdWidth, part, u32_at, write_whole};
+use super::checksum::Sealed;
 use crate::error::{CorpusError, DataError};
 
 const MAGIC: &[u8; 8] = b"HETSEQTK";
@@ -127,7 +129,7 @@ impl ShardBuilder {
 #[derive(Debug)]
 pub struct TokenShard {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: Arc<Bytes>,
     width: IdWidth,
     vocabulary: usize,
     tokens: usize,
@@ -182,6 +184,7 @@ impl TokenShard {
         }
         let mut hash = [0; 32];
         hash.copy_from_slice(&header[48..80]);
+        let bytes = Arc::new(bytes);
         let shard = TokenShard { path, bytes, width, vocabulary, tokens, sentences, documents, hash };
         shard.check_ends("sentence ends", shard.sentence_ends(), tokens)?;
         shard.check_ends("document ends", shard.document_ends(), sentences)?;
@@ -207,11 +210,12 @@ impl TokenShard {
 
     /// Reads everything and compares it with the hash in the header.
     pub fn verify(&self) -> Result<(), DataError> {
-        if blake3::hash(&self.bytes[HEADER_BYTES..]).as_bytes() != &self.hash {
-            let problem = "its checksum is wrong".to_owned();
-            return Err(CorpusError::Damaged { path: self.path.clone(), field: "content", problem }.into());
-        }
-        Ok(())
+        self.sealed().verify()
+    }
+
+    /// The file with its hash, to be compared in the background.
+    pub fn sealed(&self) -> Sealed {
+        Sealed::new(&self.path, &self.bytes, HEADER_BYTES, self.hash, "prepare or copy it again")
     }
 
     pub fn path(&self) -> &Path {

@@ -44,7 +44,7 @@ pub(super) fn watch(path: &Path, map: &[u8]) {
     let mut expected = older;
     while let Err(newer) = NEWEST.compare_exchange(expected, entry, Ordering::AcqRel, Ordering::Acquire) {
         expected = newer;
-        // SAFETY: nobody else knows the entry yet.
+        // SAFETY: no other thread has a pointer to the entry yet.
         unsafe { (*entry).older = newer };
     }
 }

@@ -11,6 +11,7 @@ use super::batch::TranslateBatch;
 use super::tokenizer::TranslateTokenizer;
 use crate::error::{CorpusError, DataError};
 use crate::plan::Costs;
+use crate::source::checksum::Sealed;
 use crate::source::corpus::{CorpusSplit, MANIFEST_FILE, Manifest};
 use crate::source::pairs::{PairCounts, References};
 use crate::source::tokens::TokenShard;
@@ -137,6 +138,11 @@ impl ParallelData {
             hasher.update(references.text().as_bytes());
         }
         hasher.finalize().to_hex()[..16].to_owned()
+    }
+
+    /// The shards, to be compared with their checksums. References were when they were read.
+    pub fn sealed(&self) -> Vec<Sealed> {
+        self.shards.iter().map(TokenShard::sealed).collect()
     }
 
     /// Tokens of the longest source and of the longest target, `</s>` counted.

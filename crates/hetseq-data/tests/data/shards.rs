@@ -1,9 +1,12 @@
 //! Shards of tokens, whole and damaged.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use hetseq_data::DataError;
 use hetseq_data::source::tokens::{EncodedDocuments, ShardBuilder, TokenShard};
+use hetseq_data::{DataError, Status, Verification};
 use proptest::prelude::*;
 
 /// Documents of sentences of tokens.
@@ -141,4 +144,71 @@ fn a_shard_cut_short_while_it_is_read_is_named() {
     assert_eq!(child.status.code(), Some(1), "{:?}: {said}", child.status);
     let named = format!("error: {} was cut short", path.display());
     assert!(said.contains(&named) && said.contains("hetseq prep verify"), "{said}");
+}
+
+/// Reads what the cache does not know, and says how much that was.
+fn verified(paths: &[&Path], cache: Option<&Path>, now: SystemTime) -> (Status, u64) {
+    let files = paths.iter().map(|path| TokenShard::open(path).unwrap().sealed()).collect();
+    let verification = Verification::start(files, cache, now);
+    let status = verification.wait(Duration::from_secs(60));
+    (status, verification.total_bytes())
+}
+
+/// Another token, with the time of the last write as it was.
+fn damage(path: &Path) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 130).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 130).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+#[test]
+fn content_is_compared_with_the_checksum_in_the_header() {
+    let (_dir, whole) = written(&some(), 100);
+    let (_other, damaged) = written(&some(), 100);
+    let now = SystemTime::now();
+    assert_eq!(verified(&[&whole, &damaged], None, now).0, Status::Passed);
+    assert_eq!(verified(&[], None, now), (Status::Passed, 0));
+    damage(&damaged);
+    let Status::Failed(reason) = verified(&[&whole, &damaged], None, now).0 else { panic!("it passed") };
+    assert!(reason.starts_with(&damaged.display().to_string()) && reason.contains("hetseq prep verify"), "{reason}");
+}
+
+#[test]
+fn what_has_passed_is_not_read_again_until_it_changes() {
+    let (_dir, path) = written(&some(), 100);
+    let (_other, second) = written(&[vec![vec![7; 50]]], 100);
+    let caches = tempfile::tempdir().unwrap();
+    let cache = Some(caches.path());
+    let later = SystemTime::now() + Duration::from_secs(60);
+    let (status, bytes) = verified(&[&path], cache, later);
+    assert!(status == Status::Passed && bytes > 0);
+    assert_eq!(verified(&[&path], cache, later), (Status::Passed, 0), "it is noted");
+    let (status, added) = verified(&[&path, &second], cache, later);
+    assert!(status == Status::Passed && added > 0 && added != bytes, "only what is new is read");
+    assert_eq!(verified(&[&path, &second], cache, later), (Status::Passed, 0));
+    // A write may follow within the same tick of the clock.
+    assert_eq!(verified(&[&path], cache, SystemTime::now()).1, bytes);
+
+    damage(&path);
+    assert!(matches!(verified(&[&path], cache, later), (Status::Failed(_), read) if read == bytes));
+    // Damage is not noted, and a cache that is none of ours knows nothing.
+    assert!(matches!(verified(&[&path], cache, later), (Status::Failed(_), _)));
+    damage(&path);
+    let note = std::fs::read_dir(caches.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(&note, b"\xff\xfe not a note").unwrap();
+    assert_eq!(verified(&[&path], cache, later), (Status::Passed, bytes));
+    assert_eq!(verified(&[&path], Some(Path::new("/dev/null/nowhere")), later), (Status::Passed, bytes));
+}
+
+#[test]
+fn one_thread_is_enough_in_the_background() {
+    let (_dir, path) = written(&[vec![(0..20_000).collect()]], 20_000);
+    let files = (0..20).map(|_| TokenShard::open(&path).unwrap().sealed()).collect();
+    let verification = Verification::start(files, None, SystemTime::now());
+    verification.continue_in_background();
+    assert_eq!(verification.wait(Duration::from_secs(60)), Status::Passed);
+    assert_eq!(verification.read_bytes(), verification.total_bytes());
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use hetseq_data::error::CorpusError;
 use hetseq_data::tokenize::{TOKENIZER_FILE, Tokenizer};
-use hetseq_data::{CorpusSplit, Costs, DataError, PretrainBatch, PretrainData};
+use hetseq_data::{CorpusSplit, Costs, DataError, PretrainBatch, PretrainData, Sealed};
 use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences, parameter_name};
 
 use crate::task::{Metric, Outcome, Pass, Samples, Task, TaskError, Term, Totals, Which};
@@ -59,6 +59,10 @@ impl Task for BertTask {
     fn fingerprint(&self) -> String {
         let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), PretrainData::fingerprint);
         format!("{} {valid}", self.train.fingerprint())
+    }
+
+    fn sealed_files(&self) -> Vec<Sealed> {
+        [Some(&self.train), self.valid.as_ref()].into_iter().flatten().flat_map(PretrainData::sealed).collect()
     }
 
     fn costs(&self, which: Which) -> Costs {

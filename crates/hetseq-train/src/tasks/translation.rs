@@ -8,7 +8,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
 use hetseq_data::error::CorpusError;
-use hetseq_data::{CorpusSplit, Costs, DataError, ParallelData, TranslateBatch, TranslateTokenizer};
+use hetseq_data::{CorpusSplit, Costs, DataError, ParallelData, Sealed, TranslateBatch, TranslateTokenizer};
 use hetseq_metrics::bleu::Tokenizer;
 use hetseq_metrics::{BleuSums, Smoothing};
 use hetseq_models::loss::{cross_entropy_sum, smoothed_cross_entropy_sum};
@@ -66,6 +66,10 @@ impl Task for TranslationTask {
     fn fingerprint(&self) -> String {
         let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), ParallelData::fingerprint);
         format!("{} {valid}", self.train.fingerprint())
+    }
+
+    fn sealed_files(&self) -> Vec<Sealed> {
+        [Some(&self.train), self.valid.as_ref()].into_iter().flatten().flat_map(ParallelData::sealed).collect()
     }
 
     fn costs(&self, which: Which) -> Costs {

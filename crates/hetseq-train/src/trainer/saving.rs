@@ -32,6 +32,7 @@ impl<T: Task> Trainer<T> {
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
         let started = Instant::now();
         self.crew.group.at(format!("the checkpoint after {}", at_update(self.state.cursor.updates)));
+        self.crew.finish_data_check(self.config.comm.progress())?;
         self.wait_for_the_last_save()?;
         self.compare_replicas()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
