@@ -112,16 +112,16 @@ impl ParallelData {
     }
 
     /// Of each pair: source tokens and target tokens, `</s>` counted on both, and what they come to when [`ParallelData::collate`]
-    /// pads them to a multiple.
-    pub fn costs(&self, pad_to_multiple: usize) -> Costs {
+    /// pads them.
+    pub fn costs(&self, pad_to_multiple: usize, positions: usize) -> Costs {
         let (mut tokens, mut padded) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             let mut start = 0;
             for pair in 0..shard.documents() {
                 let (middle, end) = (shard.sentence_end(2 * pair), shard.sentence_end(2 * pair + 1));
-                let longer = (middle - start).max(end - middle).next_multiple_of(pad_to_multiple.max(1));
+                let width = padded_width((middle - start).max(end - middle), pad_to_multiple, positions);
                 tokens.push((end - start) as u32);
-                padded.push((2 * longer) as u32);
+                padded.push(u32::try_from(2 * width).unwrap_or(u32::MAX));
                 start = end;
             }
         }
@@ -161,9 +161,7 @@ impl ParallelData {
         let mut batch = TranslateBatch::default();
         let rows = pairs.iter().map(|&pair| self.pair(pair)).collect::<Result<Vec<_>, _>>()?;
         let width = |side: usize| {
-            let longest = rows.iter().map(|row| row[side].len()).max().unwrap_or(0);
-            let padded = longest.checked_next_multiple_of(pad_to_multiple.max(1)).unwrap_or(usize::MAX);
-            padded.min(positions.max(longest))
+            padded_width(rows.iter().map(|row| row[side].len()).max().unwrap_or(0), pad_to_multiple, positions)
         };
         let (source_width, target_width) = (width(0), width(1));
         let (source_pad, pad) = (self.source.special.pad as i32, self.target.special.pad as i32);
@@ -236,6 +234,12 @@ impl ParallelData {
             shard.iter(Range { start, end: shard.sentence_end(sentence) })
         })
     }
+}
+
+/// The width of a batch whose longest sentence has `longest` tokens.
+fn padded_width(longest: usize, pad_to_multiple: usize, positions: usize) -> usize {
+    let padded = longest.checked_next_multiple_of(pad_to_multiple.max(1)).unwrap_or(usize::MAX);
+    padded.min(positions.max(longest))
 }
 
 /// A document is a pair: two sentences.

@@ -73,9 +73,10 @@ impl Task for TranslationTask {
     }
 
     fn costs(&self, which: Which) -> Costs {
+        let (pad_to_multiple, positions) = (self.config.pad_to_multiple, self.model.max_position_embeddings);
         match (which, &self.valid) {
-            (Which::Train, _) => self.train.costs(self.config.pad_to_multiple),
-            (Which::Valid, Some(valid)) => valid.costs(self.config.pad_to_multiple),
+            (Which::Train, _) => self.train.costs(pad_to_multiple, positions),
+            (Which::Valid, Some(valid)) => valid.costs(pad_to_multiple, positions),
             (Which::Valid, None) => Costs::PerSample(Vec::new()),
         }
     }
