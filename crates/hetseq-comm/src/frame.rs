@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::buffers::{Payload, Pool};
 
 /// Changes whenever two binaries could misread each other, so also with [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 4;
+pub(crate) const PROTOCOL: u8 = 5;
 const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 36;
 /// No frame is larger; a length above it is refused before anything is allocated.

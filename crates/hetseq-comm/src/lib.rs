@@ -49,6 +49,7 @@ mod measure;
 mod mesh;
 mod options;
 mod outgoing;
+mod pace;
 mod place;
 mod reduce;
 mod rendezvous;

@@ -14,8 +14,9 @@ use crate::frame::{Frame, FrameError, Kind};
 use crate::heart::Heart;
 use crate::lane::Bell;
 use crate::link::{End, Link, Next, locked};
-use crate::options::{Options, beat_for};
+use crate::options::Options;
 use crate::outgoing::Step;
+use crate::pace::Pace;
 use crate::signal::{Signal, Waker};
 use crate::tcp::{self, Wire};
 
@@ -111,25 +112,26 @@ impl Mesh {
         }
     }
 
-    /// Over sockets, one per other rank. `silence` is the shortest limit of all ranks.
+    /// Over sockets, one per other rank. `pace` is that of all ranks together.
     pub(crate) fn over_wires(
         rank: usize,
         generation: u64,
         hosts: Vec<String>,
         connections: Vec<Option<Connection>>,
-        silence: Duration,
+        pace: Pace,
         options: &Options,
     ) -> Result<Mesh, CommError> {
         let mut mesh = Mesh::new(rank, generation, hosts, Vec::new(), Arc::default(), options);
         mesh.pool = Pool::new(connections.len());
         mesh.signal = Some(Signal::new()?);
         for connection in connections {
-            let wire =
-                connection.map(|connection| Wire::new(connection, generation, &mesh.pool, options)).transpose()?;
+            let wire = connection
+                .map(|connection| Wire::new(connection, generation, &mesh.pool, pace, options))
+                .transpose()?;
             mesh.wires.extend(wire.clone());
             mesh.links.push(wire.map(Link::Wire));
         }
-        mesh.heart = Some(Heart::start(mesh.wires.clone(), beat_for(silence))?);
+        mesh.heart = Some(Heart::start(mesh.wires.clone(), pace.beat())?);
         Ok(mesh)
     }
 

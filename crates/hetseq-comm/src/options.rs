@@ -12,7 +12,9 @@ use crate::secret::Secret;
 /// each other, so that every rank beats often enough for the strictest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A peer from which not one byte came for this long is dead. Heartbeats flow also while a rank computes.
+    /// The longest outage of the network that the group survives. A peer from which not one byte came for this long, and for
+    /// as long as TCP may need to notice that the network is back (`pace.rs`), is dead. Heartbeats flow also while a rank
+    /// computes.
     pub silence: Duration,
     /// A peer that is alive but does not send what is awaited for this long has failed. Must exceed the longest thing
     /// one rank does while the others wait, such as saving a checkpoint or compiling kernels.
@@ -63,12 +65,6 @@ impl Options {
     }
 }
 
-/// How often to beat for a peer with this limit on silence. Ten beats fit into it, so that a few lost or late ones do not
-/// matter; two seconds is often enough for any limit and keeps an idle link cheap.
-pub(crate) fn beat_for(silence: Duration) -> Duration {
-    (silence / 10).clamp(Duration::from_millis(1), Duration::from_secs(2))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,12 +73,5 @@ mod tests {
     fn debug_hides_the_secret() {
         let options = Options { secret: Secret::Given("hunter2".into()), ..Options::default() };
         assert!(!format!("{options:?}").contains("hunter2"));
-    }
-
-    #[test]
-    fn beat_follows_a_short_silence() {
-        assert_eq!(beat_for(Duration::from_millis(200)), Duration::from_millis(20));
-        assert_eq!(beat_for(Options::default().silence), Duration::from_secs(2));
-        assert_eq!(beat_for(Duration::ZERO), Duration::from_millis(1));
     }
 }

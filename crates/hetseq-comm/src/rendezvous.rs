@@ -38,6 +38,7 @@ use crate::error::{CommError, shown_line};
 use crate::identity::Identity;
 use crate::mesh::Mesh;
 use crate::options::Options;
+use crate::pace::Pace;
 use crate::place::{Place, Rendezvous};
 use crate::secret::Secret;
 
@@ -60,6 +61,8 @@ struct Meeting<'a> {
     at: String,
     /// What this rank is called.
     name: String,
+    /// Of this rank alone.
+    pace: Pace,
     identity: &'a Identity,
     options: &'a Options,
     began: Instant,
@@ -77,8 +80,8 @@ struct Met {
     rank: usize,
     generation: u64,
     names: Vec<String>,
-    /// The shortest limit on silence that a rank has.
-    silence: Duration,
+    /// Of all ranks together.
+    pace: Pace,
     connections: Vec<Option<Connection>>,
     /// On rank 0.
     keeper: Option<Doorkeeper>,
@@ -93,7 +96,8 @@ pub(crate) fn meet(
     let name = shown_line(&options.shown_name(), talk::NAME_LIMIT_BYTES);
     let Place { rank, world, .. } = *place;
     let at = place.rendezvous.to_string();
-    let meeting = Meeting { rank, world, at, name, identity, options, began: Instant::now() };
+    let pace = Pace::new(options.silence);
+    let meeting = Meeting { rank, world, at, name, pace, identity, options, began: Instant::now() };
     let met = match &place.rendezvous {
         Rendezvous::Tcp { .. } if options.encrypt && matches!(options.secret, Secret::None) => {
             let what = "encryption needs a secret, from which its keys are made".to_owned();
@@ -106,7 +110,7 @@ pub(crate) fn meet(
             return Err(CommError::Place { problem });
         }
     };
-    let mesh = Mesh::over_wires(met.rank, met.generation, met.names, met.connections, met.silence, options)?;
+    let mesh = Mesh::over_wires(met.rank, met.generation, met.names, met.connections, met.pace, options)?;
     tracing::info!("rank {} of {world}: all are connected", met.rank);
     Ok((mesh, met.keeper))
 }

@@ -3,6 +3,7 @@
 //! Thin over `socket2`; no protocol. Called by `rendezvous/`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -151,6 +152,52 @@ const KEEPALIVE: TcpKeepalive =
 pub(crate) fn watch(stream: &TcpStream, watched: bool) -> std::io::Result<()> {
     let socket = SockRef::from(stream);
     if watched { socket.set_tcp_keepalive(&KEEPALIVE) } else { socket.set_keepalive(false) }
+}
+
+/// How long TCP may wait before it repeats a lost packet, if nothing else is asked for: two minutes on Linux.
+const LONGEST_RETRY: Duration = Duration::from_secs(120);
+/// The shortest bound that Linux takes.
+const BOUNDED_RETRY: Duration = Duration::from_secs(1);
+/// `TCP_USER_TIMEOUT` and `TCP_RTO_MAX_MS` of Linux; the latter is known to 6.15 and later.
+const USER_TIMEOUT: libc::c_int = 18;
+const RTO_MAX: libc::c_int = 44;
+
+/// The longest pause before a lost packet is repeated on connections that [`outlast`] was called for.
+pub(crate) fn longest_retry() -> Duration {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
+    let socket = socket.or_else(|_| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)));
+    match socket.and_then(|socket| set_millis(&socket, RTO_MAX, BOUNDED_RETRY)) {
+        Ok(()) => BOUNDED_RETRY,
+        Err(_) => LONGEST_RETRY,
+    }
+}
+
+/// Keeps the system from giving a connection up before `limit`, and has it find out soon that a network is back: for
+/// connections that have heartbeats. `limit` must also cover a peer that is alive but does not read, because the system
+/// ends a connection that could not send for that long. What the system cannot do, it leaves as it is.
+pub(crate) fn outlast(stream: &TcpStream, limit: Duration) {
+    // With bounded pauses alone, the system would count repetitions and give up after 15 seconds.
+    if set_millis(stream, USER_TIMEOUT, limit).is_ok() {
+        _ = set_millis(stream, RTO_MAX, BOUNDED_RETRY);
+    }
+}
+
+/// Sets an option of TCP that is a number of milliseconds.
+#[cfg(target_os = "linux")]
+#[expect(unsafe_code, reason = "no crate has a safe call for RTO_MAX")]
+fn set_millis(socket: &impl AsRawFd, option: libc::c_int, limit: Duration) -> std::io::Result<()> {
+    let millis = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);
+    let (value, size) = ((&raw const millis).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the socket is open, and the system reads one number that lives until after the call.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, value, size) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_millis(_: &impl AsRawFd, _: libc::c_int, _: Duration) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(test)]

@@ -19,8 +19,10 @@ use crate::error::{CommError, shown};
 use crate::frame::{Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, Kind, Partial, ReadError};
 use crate::link::{End, Next, locked};
 use crate::options::Options;
+use crate::pace::Pace;
 use crate::seal::{Opened, Seal};
 use crate::signal::Signal;
+use crate::socket;
 
 /// A reason longer than this says no more.
 pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
@@ -41,6 +43,7 @@ pub(crate) struct Wire {
     seal: Option<Seal>,
     accept: Accept,
     pool: Arc<Pool>,
+    /// After so much silence the peer is given up.
     silence: Duration,
     partial: Partial,
     /// Read and not taken yet.
@@ -101,6 +104,7 @@ impl Wire {
         connection: Connection,
         generation: u64,
         pool: &Arc<Pool>,
+        pace: Pace,
         options: &Options,
     ) -> Result<Arc<Mutex<Wire>>, CommError> {
         let Connection { stream, seal } = connection;
@@ -109,13 +113,15 @@ impl Wire {
             stream.set_nodelay(true)
         };
         prepare().map_err(|reason| CommError::System { what: "prepare a connection", reason })?;
+        let silence = pace.patience(options.silence);
+        socket::outlast(&stream, options.progress.max(silence));
         let now = Instant::now();
         Ok(Arc::new(Mutex::new(Wire {
             stream: Arc::new(stream),
             seal,
             accept: Accept { generation, limit_bytes: FRAME_LIMIT_BYTES },
             pool: pool.clone(),
-            silence: options.silence,
+            silence,
             partial: Partial::default(),
             ahead: VecDeque::new(),
             ahead_bytes: 0,

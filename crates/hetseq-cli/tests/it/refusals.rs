@@ -251,6 +251,6 @@ fn a_rank_that_falls_silent_is_named_by_the_others() {
     cluster.signal(1, "STOP");
     for (rank, ended) in cluster.wait_for(2, SOON) {
         assert_ne!(rank, 1);
-        assert_said(&ended, 1, &["rank 1 (", "sent nothing for 3 s", "resume from the last checkpoint"]);
+        assert_said(&ended, 1, &["rank 1 (", "sent nothing for ", "resume from the last checkpoint"]);
     }
 }

@@ -8,6 +8,7 @@ use super::greeting::{self, Party};
 use super::refusal::{Reader, Refusal};
 use super::talk::{Greeting, Hello, Member, Message, Roster, Talk, decode as decode_message};
 use crate::identity::{Difference, Identity};
+use crate::pace::Pace;
 use crate::secret::{Credentials, Key, SecretKind};
 
 /// One of each kind, encoded.
@@ -30,15 +31,15 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
             world: 2,
             name: "alpha".to_owned(),
             listener: Some(address),
-            silence: Duration::from_secs(60),
+            pace: Pace::new(Duration::from_secs(60)),
             identity: Identity::new().with("optim.lr", 0.1).with("run.seed", 7),
         }),
         Message::Roster(Roster {
             generation: 7,
             you: 1,
             members: vec![
-                Member { name: "alpha".to_owned(), listener: None, silence: Duration::from_secs(60) },
-                Member { name: "beta".to_owned(), listener: Some(address), silence: Duration::MAX },
+                Member { name: "alpha".to_owned(), listener: None, pace: Pace::new(Duration::from_secs(60)) },
+                Member { name: "beta".to_owned(), listener: Some(address), pace: Pace::new(Duration::MAX) },
             ],
         }),
         Message::Failed("out of paper".to_owned()),

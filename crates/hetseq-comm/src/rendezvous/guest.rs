@@ -56,7 +56,7 @@ pub(super) fn hello(meeting: &Meeting<'_>, listener: Option<SocketAddr>) -> Mess
         world: meeting.world as u64,
         name: meeting.name.clone(),
         listener,
-        silence: meeting.options.silence,
+        pace: meeting.pace,
         identity: meeting.identity.clone(),
     })
 }
@@ -89,9 +89,9 @@ fn pair_and_start(
         other => return Err(failed(unexpected("start", &other))),
     }
     connections[0] = Some(home.into_connection());
-    let silence = roster.silence();
+    let pace = roster.pace(meeting.pace);
     let names = roster.members.into_iter().map(|member| member.name).collect();
-    Ok(Met { rank, generation: roster.generation, names, silence, connections, keeper: None })
+    Ok(Met { rank, generation: roster.generation, names, pace, connections, keeper: None })
 }
 
 /// Where others reach our listener: the chosen address, else the one that leads to rank 0.

@@ -222,6 +222,7 @@ mod tests {
     use super::*;
     use crate::identity::Identity;
     use crate::options::Options;
+    use crate::pace::Pace;
 
     /// A leader's own number is drawn, so which of the two comes first is a matter of chance.
     #[test]
@@ -233,6 +234,7 @@ mod tests {
             world: 2,
             at: "file:///shared".to_owned(),
             name: "alpha".to_owned(),
+            pace: Pace::new(options.silence),
             identity: &identity,
             options: &options,
             began: Instant::now(),

@@ -16,6 +16,7 @@ use super::talk::{Hello, Member, Message, Roster, Talk, TalkError, shown_name, u
 use super::{GRACE, HANDSHAKE, Meeting, Met, PAIRING, POLL, Reminder};
 use crate::error::named_ranks;
 use crate::identity::Difference;
+use crate::pace::Pace;
 
 /// After calling the run off, how long to stay and tell those who come late.
 const LINGER: Duration = Duration::from_secs(2);
@@ -31,7 +32,7 @@ struct Seat {
     talk: Talk,
     name: String,
     listener: Option<SocketAddr>,
-    silence: Duration,
+    pace: Pace,
     /// The generation of the group, once it has the start.
     started: Option<u64>,
 }
@@ -114,7 +115,7 @@ impl<'a> Table<'a> {
             talk.refuse(refusal.to(Reader::Other));
             return Err(refusal);
         }
-        let seat = Seat { talk, name, listener: hello.listener, silence: hello.silence, started: None };
+        let seat = Seat { talk, name, listener: hello.listener, pace: hello.pace, started: None };
         let Some(rank) = place else {
             tracing::debug!(name = seat.name, %address, "a rank without a number has come");
             self.unnumbered.push(seat);
@@ -249,10 +250,9 @@ impl<'a> Table<'a> {
 
     /// Hands out the roster, waits until all are connected to each other, gives the start.
     pub(super) fn start(&mut self, generation: u64) -> Result<(), Refusal> {
-        let zero = Member { name: self.meeting.name.clone(), listener: None, silence: self.meeting.options.silence };
+        let zero = Member { name: self.meeting.name.clone(), listener: None, pace: self.meeting.pace };
         let others = self.seats.iter().flatten();
-        let others =
-            others.map(|seat| Member { name: seat.name.clone(), listener: seat.listener, silence: seat.silence });
+        let others = others.map(|seat| Member { name: seat.name.clone(), listener: seat.listener, pace: seat.pace });
         let members: Vec<Member> = std::iter::once(zero).chain(others).collect();
         let roster = |you| Message::Roster(Roster { generation, you, members: members.clone() });
         self.send_all(roster, PAIRING + GRACE, None)?;
@@ -308,12 +308,12 @@ impl<'a> Table<'a> {
 
     pub(super) fn into_met(self, generation: u64, keeper: Doorkeeper) -> Met {
         let (mut names, mut connections) = (vec![self.meeting.name.clone()], vec![None]);
-        let mut silence = self.meeting.options.silence;
+        let mut pace = self.meeting.pace;
         for seat in self.seats.into_iter().flatten() {
-            silence = silence.min(seat.silence);
+            pace = pace.and(seat.pace);
             names.push(seat.name);
             connections.push(Some(seat.talk.into_connection()));
         }
-        Met { rank: 0, generation, names, silence, connections, keeper: Some(keeper) }
+        Met { rank: 0, generation, names, pace, connections, keeper: Some(keeper) }
     }
 }

@@ -15,6 +15,7 @@ use crate::connection::Connection;
 use crate::error::{CommError, shown, shown_line};
 use crate::frame::{Accept, Frame, FrameError, Kind, ReadError, read_frame};
 use crate::identity::Identity;
+use crate::pace::Pace;
 use crate::seal::{Opened, Seal};
 use crate::secret::{Nonce, Proof, SecretKind};
 use crate::socket;
@@ -66,8 +67,7 @@ pub(super) struct Hello {
     pub(super) name: String,
     /// Where higher ranks reach it; the highest has no need.
     pub(super) listener: Option<SocketAddr>,
-    /// How long it lets others be silent; they beat accordingly.
-    pub(super) silence: Duration,
+    pub(super) pace: Pace,
     pub(super) identity: Identity,
 }
 
@@ -83,13 +83,13 @@ pub(super) struct Roster {
 pub(super) struct Member {
     pub(super) name: String,
     pub(super) listener: Option<SocketAddr>,
-    pub(super) silence: Duration,
+    pub(super) pace: Pace,
 }
 
 impl Roster {
-    /// The shortest limit on silence that a rank has.
-    pub(super) fn silence(&self) -> Duration {
-        self.members.iter().map(|member| member.silence).min().unwrap_or(Duration::MAX)
+    /// Of all ranks together, `mine` among them.
+    pub(super) fn pace(&self, mine: Pace) -> Pace {
+        self.members.iter().fold(mine, |pace, member| pace.and(member.pace))
     }
 }
 

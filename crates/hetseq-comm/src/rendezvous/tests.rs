@@ -49,7 +49,7 @@ fn sit_down(rank: usize, hello_rank: u64, world: u64, port: u16) -> Talk {
         world,
         name: format!("raw{rank}"),
         listener: Some("127.0.0.1:9".parse().unwrap()),
-        silence: Duration::from_secs(60),
+        pace: Pace::new(Duration::from_secs(60)),
         identity: Identity::new(),
     };
     talk.send(&Message::Hello(hello)).unwrap();

@@ -132,7 +132,7 @@ fn a_peer_that_is_lost_is_reported_while_this_rank_computes() {
     }
     let (mut mesh, _socket) = rank_and_socket(&short(200, 60_000));
     let text = sum(&mut mesh, || None).unwrap_err().to_string();
-    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.2 s during all_reduce_late"), "{text}");
+    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.44 s during all_reduce_late"), "{text}");
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
     socket.write_all(&late(1, false, vec![0; CHUNK_BYTES])).unwrap();
     socket.write_all(&bytes_of(&Frame::control(Kind::Abort, b"enough".to_vec()), GENERATION)).unwrap();
@@ -154,7 +154,7 @@ fn narrow_pair() -> [Mesh; 2] {
         connections[1 - rank] = Some(Connection { stream, seal: None });
         let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
         let options = short(60_000, 60_000);
-        Mesh::over_wires(rank, GENERATION, hosts, connections, options.silence, &options).unwrap()
+        Mesh::over_wires(rank, GENERATION, hosts, connections, Pace::new(options.silence), &options).unwrap()
     })
 }
 

@@ -21,7 +21,7 @@ pub(super) fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     let (stream, _) = listener.accept().unwrap();
     let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
     let connections = vec![None, Some(Connection { stream, seal: None })];
-    let mut mesh = Mesh::over_wires(0, GENERATION, hosts, connections, options.silence, options).unwrap();
+    let mut mesh = Mesh::over_wires(0, GENERATION, hosts, connections, Pace::new(options.silence), options).unwrap();
     mesh.context = "update 7".to_owned();
     (mesh, socket)
 }
@@ -53,7 +53,11 @@ fn wire_and_socket(options: &Options) -> (Arc<Mutex<Wire>>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
-    (Wire::new(Connection { stream, seal: None }, GENERATION, &Pool::new(2), options).unwrap(), socket)
+    (
+        Wire::new(Connection { stream, seal: None }, GENERATION, &Pool::new(2), Pace::new(options.silence), options)
+            .unwrap(),
+        socket,
+    )
 }
 
 #[test]
@@ -62,7 +66,7 @@ fn a_silent_peer_is_named_with_its_silence() {
     let start = Instant::now();
     let text = reduce::barrier(&mut mesh).unwrap_err().to_string();
     assert!(start.elapsed() < Duration::from_secs(2));
-    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.15 s during barrier at update 7"), "{text}");
+    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.33 s during barrier at update 7"), "{text}");
 }
 
 #[test]
@@ -262,7 +266,8 @@ fn a_slow_peer_is_heard_before_its_record_is_whole() {
     let Connection { stream: mut socket, seal } = far;
     let mut record = Vec::new();
     seal.unwrap().sealer.write(&mut record, &bytes_of(&frame(Kind::Agree, true, vec![1; 1000]), GENERATION)).unwrap();
-    let wire = Wire::new(near, GENERATION, &Pool::new(2), &Options::default()).unwrap();
+    let wire =
+        Wire::new(near, GENERATION, &Pool::new(2), Pace::new(Options::default().silence), &Options::default()).unwrap();
     let mut wire = locked(&wire);
     for byte in &record[..5] {
         let (before, start) = (wire.heard, Instant::now());
@@ -278,7 +283,9 @@ fn a_slow_peer_is_heard_before_its_record_is_whole() {
 
 #[test]
 fn an_abort_under_pressure_is_not_taken_for_tampering() {
-    let [near, far] = sealed_ends().map(|end| Wire::new(end, GENERATION, &Pool::new(2), &Options::default()).unwrap());
+    let [near, far] = sealed_ends().map(|end| {
+        Wire::new(end, GENERATION, &Pool::new(2), Pace::new(Options::default().silence), &Options::default()).unwrap()
+    });
     let (mut near, mut far) = (locked(&near), locked(&far));
     let large = frame(Kind::Agree, false, vec![7; FRAME_LIMIT_BYTES]);
     near.push(&large);

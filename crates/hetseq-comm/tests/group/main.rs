@@ -9,6 +9,7 @@ mod failure;
 mod late;
 mod lines;
 mod meeting;
+mod outage;
 mod ranks;
 mod sealed;
 mod secrets;
