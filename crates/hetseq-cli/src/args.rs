@@ -75,7 +75,7 @@ pub(crate) enum PrecisionArg {
 ///
 /// Several machines: start the same command on each, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set (or under
 /// Slurm or mpirun, which set their own), or with the --distributed flags. If they do not share the run directory, set
-/// the same HETSEQ_SECRET on all. Ctrl-C or SIGTERM on any rank finishes the
+/// the same HETSEQ_SECRET on all (openssl rand -hex 16 prints one). Ctrl-C or SIGTERM on any rank finishes the
 /// update on all ranks, saves, and exits with 75; the same command resumes, also with another number of ranks.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {

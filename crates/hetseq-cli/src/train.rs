@@ -3,6 +3,7 @@
 use std::env::VarError;
 use std::process::ExitCode;
 
+use hetseq_comm::Secret;
 use hetseq_train::{End, Reset, Resume, RunOptions, Tasks};
 
 use crate::args::{ResetWhat, TrainArgs, UsageError};
@@ -42,10 +43,10 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
 /// The secret that ranks of a run share. From the environment only: arguments are visible to everybody on a machine.
 pub(crate) fn secret() -> Result<Option<String>, UsageError> {
     match std::env::var("HETSEQ_SECRET") {
-        Ok(secret) if secret.is_empty() => {
-            Err(UsageError("HETSEQ_SECRET is set but empty: give it a value on every rank, or unset it".to_owned()))
-        }
-        Ok(secret) => Ok(Some(secret)),
+        Ok(secret) => match Secret::weakness(&secret) {
+            Some(problem) => Err(UsageError(problem)),
+            None => Ok(Some(secret)),
+        },
         Err(VarError::NotPresent) => Ok(None),
         Err(VarError::NotUnicode(_)) => Err(UsageError(
             "HETSEQ_SECRET is not valid UTF-8: give it another value on every rank, or unset it".to_owned(),

@@ -27,7 +27,7 @@ fn main() {
 
 fn run(place: &Place, megabytes: usize, rounds: usize, wire: Wire, route: Route) -> Result<(), hetseq_comm::CommError> {
     let [encrypt, late] = ["encrypt", "late"].map(|word| std::env::args().any(|text| text == word));
-    let options = Options { encrypt, secret: Secret::Given("speed".to_owned()), ..Options::default() };
+    let options = Options { encrypt, secret: Secret::Given("on-this-machine-only".to_owned()), ..Options::default() };
     let mut group = Group::join(place, &Identity::new(), &options)?;
     let mut data = vec![1.0f32; megabytes * 1_000_000 / 4];
     let shards = Shards::even(data.len(), group.world());

@@ -125,6 +125,9 @@ pub enum CommError {
     )]
     NoSecret { path: String, reason: String, waited: Duration },
 
+    #[error("{problem}")]
+    WeakSecret { problem: String },
+
     #[error(
         "the directory {path} is no place to meet: {reason}. Name one that all ranks share and can write in \
          (file:///shared/dir)"

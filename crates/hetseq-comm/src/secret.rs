@@ -16,6 +16,10 @@ use crate::error::CommError;
 pub(crate) type Nonce = [u8; 32];
 pub(crate) type Proof = [u8; 32];
 
+/// A shorter secret can be found by trying: whoever records a handshake, or answers one, can test guesses offline. Hashes are
+/// fast, so only a random secret of this many characters holds; 16 hexadecimal digits are 64 bits.
+const SHORTEST: usize = 16;
+
 /// How to come by a secret of one's own, as the end of a message.
 pub(crate) const ADVICE: &str = "set HETSEQ_SECRET to the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16) \
                                  makes one, give its value to the others";
@@ -31,6 +35,20 @@ pub enum Secret {
     /// Rank 0 draws one at each start and leaves it in this directory, in a file that only its owner may read; the
     /// other ranks wait for it there. With a rendezvous in a shared directory it lies there instead.
     InDirectory(PathBuf),
+}
+
+impl Secret {
+    /// Why `given` must not be used as [`Secret::Given`], if so. That it is random cannot be checked.
+    pub fn weakness(given: &str) -> Option<String> {
+        match given.trim().chars().count() {
+            0 => Some("HETSEQ_SECRET is set but empty: give it a value on every rank, or unset it".to_owned()),
+            count @ 1..SHORTEST => Some(format!(
+                "HETSEQ_SECRET has {count} characters and needs at least {SHORTEST}, at random: a shorter one can be guessed \
+                 from a recorded handshake; {ADVICE}"
+            )),
+            _ => None,
+        }
+    }
 }
 
 /// Written by hand so that the secret never reaches a log.
@@ -62,15 +80,11 @@ pub(crate) enum Credentials {
 }
 
 impl Credentials {
-    /// An empty secret is refused: it is an unset variable, not a wish.
     pub(crate) fn given(secret: &str) -> Result<Credentials, CommError> {
-        if secret.trim().is_empty() {
-            return Err(CommError::Misuse {
-                operation: "join",
-                what: "the shared secret is empty; set it to some text on all ranks, or not at all".to_owned(),
-            });
+        match Secret::weakness(secret) {
+            Some(problem) => Err(CommError::WeakSecret { problem }),
+            None => Ok(Credentials::Given(Key::new(secret))),
         }
-        Ok(Credentials::Given(Key::new(secret)))
     }
 
     pub(crate) fn kind(&self) -> SecretKind {
@@ -188,8 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_secret_is_refused() {
-        assert!(Credentials::given(" ").is_err());
+    fn a_secret_that_can_be_guessed_is_refused() {
+        let refused = |secret| Credentials::given(secret).err().map(|error| error.to_string());
+        assert!(refused(" ").unwrap().contains("empty"));
+        let text = refused("correct-horse-1").unwrap();
+        assert!(
+            text.contains("15 characters and needs at least 16") && text.contains("openssl rand -hex 16"),
+            "{text}"
+        );
+        assert!(!text.contains("horse"), "{text}");
+        assert_eq!(refused("0f1e2d3c4b5a6978"), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 fn train(dir: &RunDir, encrypt: bool) -> Job {
     let job = shipped(dir, UPDATES).ranks(2).set("batch.split", "equal").set("comm.encrypt", encrypt);
-    job.env_on(0, "HETSEQ_SECRET", "squirrel").env_on(1, "HETSEQ_SECRET", "squirrel")
+    job.env_on(0, "HETSEQ_SECRET", "squirrel-of-the-park").env_on(1, "HETSEQ_SECRET", "squirrel-of-the-park")
 }
 
 /// The losses of an undisturbed run, and what rank 1 said to rank 0 at its beginning.
@@ -126,7 +126,7 @@ fn attack(job: &Job, said: &[u8]) -> (Crowd, Vec<TcpStream>) {
     let answer = send(said);
     assert!(answer.starts_with(b"HSQF"), "a replay gets a greeting and a refusal");
     let mut stranger = Cluster::new();
-    job.clone().env_on(1, "HETSEQ_SECRET", "badger").start_rank(1, &mut stranger);
+    job.clone().env_on(1, "HETSEQ_SECRET", "badger-of-the-wood").start_rank(1, &mut stranger);
     let ended = stranger.wait(SOON).remove(0);
     assert_eq!(ended.code(), Some(1), "{ended:#?}");
     assert!(ended.stderr.contains("refused this rank: the shared secrets differ"), "{}", ended.stderr);

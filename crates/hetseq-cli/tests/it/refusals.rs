@@ -141,9 +141,11 @@ fn a_checkpoint_that_is_not_there() {
 }
 
 #[test]
-fn an_empty_secret() {
+fn a_secret_that_can_be_guessed() {
     let dir = RunDir::new();
     assert_refused(&train(&dir).env_on(0, "HETSEQ_SECRET", ""), 2, &["HETSEQ_SECRET is set but empty"]);
+    let words = ["HETSEQ_SECRET has 9 characters and needs at least 16", "openssl rand -hex 16"];
+    assert_refused(&train(&dir).env_on(0, "HETSEQ_SECRET", "swordfish"), 2, &words);
 }
 
 #[test]
@@ -197,9 +199,9 @@ fn a_wrong_secret() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(2).set("comm.join_s", 2).set("run.max_updates", 1);
     for (secrets, reason) in [
-        (["hunter2", "swordfish"], "the shared secrets differ"),
-        (["hunter2", ""], "HETSEQ_SECRET is set on the rank it came to but not on the newcomer"),
-        (["", "swordfish"], "HETSEQ_SECRET is set on the newcomer but not on the rank it came to"),
+        (["hunter2-hunter2-2", "swordfish-swordfish"], "the shared secrets differ"),
+        (["hunter2-hunter2-2", ""], "HETSEQ_SECRET is set on the rank it came to but not on the newcomer"),
+        (["", "swordfish-swordfish"], "HETSEQ_SECRET is set on the newcomer but not on the rank it came to"),
     ] {
         let set = |job: Job, rank: usize| match secrets[rank] {
             "" => job,
@@ -210,7 +212,7 @@ fn a_wrong_secret() {
         assert_said(&ended[1], 1, &["refused this rank", reason]);
         assert!(ended.iter().all(|rank| !rank.stderr.contains("hunter2") && !rank.stderr.contains("swordfish")));
     }
-    let job = job.env_on(0, "HETSEQ_SECRET", "hunter2").env_on(1, "HETSEQ_SECRET", "hunter2");
+    let job = job.env_on(0, "HETSEQ_SECRET", "hunter2-hunter2-2").env_on(1, "HETSEQ_SECRET", "hunter2-hunter2-2");
     job.succeed();
 }
 
@@ -226,7 +228,7 @@ fn a_rank_that_does_not_see_the_run_directory() {
     assert_said(&ended[1], 1, &[&path, "it is not there", advice]);
     assert!(dir.contents().is_empty() && elsewhere.contents().is_empty(), "a run that did not begin left something");
     // As it says.
-    job.env_on(0, "HETSEQ_SECRET", "hunter2").env_on(1, "HETSEQ_SECRET", "hunter2").succeed();
+    job.env_on(0, "HETSEQ_SECRET", "hunter2-hunter2-2").env_on(1, "HETSEQ_SECRET", "hunter2-hunter2-2").succeed();
     assert!(elsewhere.contents().is_empty(), "rank 1 left something");
 }
 

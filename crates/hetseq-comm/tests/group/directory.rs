@@ -217,13 +217,16 @@ fn what_must_be_equal_is_compared_as_everywhere() {
 fn a_given_secret_counts_instead_of_the_notice_and_encryption_works_too() {
     let dir = TempDir::new().unwrap();
     let with = |secret: &str, encrypt| Options { secret: Secret::Given(secret.to_owned()), encrypt, ..options(9) };
-    let ranks = [(); 2].map(|()| join(place(None, 2, dir.path()), with("squirrel", true)));
+    let ranks = [(); 2].map(|()| join(place(None, 2, dir.path()), with("squirrel-of-the-park", true)));
     on_each(met(ranks.into()), Group::close);
-    let zero = join(place(Some(0), 2, dir.path()), Options { join: Duration::from_secs(1), ..with("squirrel", false) });
+    let zero = join(
+        place(Some(0), 2, dir.path()),
+        Options { join: Duration::from_secs(1), ..with("squirrel-of-the-park", false) },
+    );
     sleep(Duration::from_millis(200));
     for (other, expected) in [
-        (with("badger", false), "the shared secrets differ"),
-        (with("squirrel", true), "comm.encrypt is true on the newcomer"),
+        (with("badger-of-the-wood", false), "the shared secrets differ"),
+        (with("squirrel-of-the-park", true), "comm.encrypt is true on the newcomer"),
         (options(1), "HETSEQ_SECRET is set on the rank it came to but not on the newcomer"),
     ] {
         let text = join(place(Some(1), 2, dir.path()), other).join().unwrap().unwrap_err().to_string();

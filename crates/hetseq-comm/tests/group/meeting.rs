@@ -221,7 +221,7 @@ fn another_program_at_the_address() {
 fn the_same_secret_lets_in() {
     let port = free_port();
     let ranks: Vec<_> =
-        (0..4).map(|rank| join(place(rank, 4, HERE, port), with_secret(rank, Some("squirrel")))).collect();
+        (0..4).map(|rank| join(place(rank, 4, HERE, port), with_secret(rank, Some("squirrel-of-the-park")))).collect();
     let groups = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
     on_each(groups, |mut group: Group| {
         group.barrier().unwrap();
@@ -232,9 +232,9 @@ fn the_same_secret_lets_in() {
 #[test]
 fn a_wrong_or_missing_secret_is_refused_and_the_run_goes_on() {
     for (ours, theirs, expected) in [
-        (Some("squirrel"), Some("badger"), "the shared secrets differ"),
-        (Some("squirrel"), None, "do not both have a secret"),
-        (None, Some("squirrel"), "do not both have a secret"),
+        (Some("squirrel-of-the-park"), Some("badger-of-the-wood"), "the shared secrets differ"),
+        (Some("squirrel-of-the-park"), None, "do not both have a secret"),
+        (None, Some("squirrel-of-the-park"), "do not both have a secret"),
     ] {
         let port = free_port();
         let zero = join(place(0, 2, HERE, port), with_secret(0, ours));
@@ -251,7 +251,7 @@ fn a_wrong_or_missing_secret_is_refused_and_the_run_goes_on() {
 
 #[test]
 fn encryption_on_one_side_only_is_named_on_both() {
-    let encrypted = |rank, encrypt| Options { encrypt, ..with_secret(rank, Some("squirrel")) };
+    let encrypted = |rank, encrypt| Options { encrypt, ..with_secret(rank, Some("squirrel-of-the-park")) };
     for [zero, one] in [[true, false], [false, true]] {
         let port = free_port();
         let first = join(place(0, 2, HERE, port), Options { join: Duration::from_secs(1), ..encrypted(0, zero) });
@@ -270,10 +270,11 @@ fn encryption_on_one_side_only_is_named_on_both() {
 fn a_wrong_secret_opens_no_encrypted_door_either() {
     let encrypted = |rank, secret| Options { encrypt: true, ..with_secret(rank, Some(secret)) };
     let port = free_port();
-    let zero = join(place(0, 2, HERE, port), encrypted(0, "squirrel"));
-    let text = join(place(1, 2, HERE, port), encrypted(1, "badger")).join().unwrap().unwrap_err().to_string();
+    let zero = join(place(0, 2, HERE, port), encrypted(0, "squirrel-of-the-park"));
+    let text =
+        join(place(1, 2, HERE, port), encrypted(1, "badger-of-the-wood")).join().unwrap().unwrap_err().to_string();
     assert!(text.contains("the shared secrets differ"), "{text}");
-    let one = join(place(1, 2, HERE, port), encrypted(1, "squirrel"));
+    let one = join(place(1, 2, HERE, port), encrypted(1, "squirrel-of-the-park"));
     zero.join().unwrap().unwrap();
     one.join().unwrap().unwrap();
 }
@@ -281,9 +282,9 @@ fn a_wrong_secret_opens_no_encrypted_door_either() {
 #[test]
 fn who_was_turned_away_is_noted_when_a_rank_is_missing() {
     let port = free_port();
-    let zero_options = Options { secret: Secret::Given("squirrel".into()), ..impatient(0, 3_000) };
+    let zero_options = Options { secret: Secret::Given("squirrel-of-the-park".into()), ..impatient(0, 3_000) };
     let zero = join(place(0, 2, HERE, port), zero_options);
-    join(place(1, 2, HERE, port), with_secret(1, Some("badger"))).join().unwrap().unwrap_err();
+    join(place(1, 2, HERE, port), with_secret(1, Some("badger-of-the-wood"))).join().unwrap().unwrap_err();
     let text = zero.join().unwrap().unwrap_err().to_string();
     assert!(text.contains("rank 1 of 2 did not come"), "{text}");
     assert!(text.contains("Turned away meanwhile: ") && text.contains("secrets differ"), "{text}");

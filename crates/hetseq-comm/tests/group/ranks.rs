@@ -64,8 +64,11 @@ pub(crate) fn groups(engine: Engine, world: usize, options: impl Fn(usize) -> Op
         Engine::Local => Group::local(world, &options(0)),
         Engine::Tcp | Engine::Sealed => {
             let port = free_port();
-            let encrypted =
-                |options| Options { encrypt: true, secret: Secret::Given("squirrel".to_owned()), ..options };
+            let encrypted = |options| Options {
+                encrypt: true,
+                secret: Secret::Given("squirrel-of-the-park".to_owned()),
+                ..options
+            };
             let options = |rank| if engine == Engine::Sealed { encrypted(options(rank)) } else { options(rank) };
             let ranks: Vec<_> =
                 (0..world).map(|rank| join(place(rank, world, "127.0.0.1", port), options(rank))).collect();

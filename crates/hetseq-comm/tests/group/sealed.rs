@@ -69,7 +69,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, heard: &Mutex<Vec<u8>>, chang
 /// Two ranks, with somebody on the path between them.
 fn pair_past(encrypt: bool, change: impl Fn(&mut [u8]) + Send + Sync + 'static) -> (Vec<Group>, Arc<Mutex<Vec<u8>>>) {
     let port = free_port();
-    let with = |rank| Options { encrypt, secret: Secret::Given("squirrel".to_owned()), ..options(rank) };
+    let with = |rank| Options { encrypt, secret: Secret::Given("squirrel-of-the-park".to_owned()), ..options(rank) };
     let zero = join(place(0, 2, HERE, port), with(0));
     sleep(Duration::from_millis(100));
     let (path, heard) = eavesdrop(port, change);
@@ -90,7 +90,7 @@ fn nothing_can_be_read_on_the_wire() {
         // In clear it must be found, or the test would prove nothing.
         assert_eq!(shows(TELLTALE), !encrypt);
         assert_eq!(shows(b"host1"), !encrypt);
-        assert!(!shows(b"squirrel"));
+        assert!(!shows(b"squirrel-of-the-park"));
     }
 }
 

@@ -88,7 +88,7 @@ fn a_rank_that_does_not_see_the_directory_is_told_what_to_do() {
 
 #[test]
 fn a_secret_set_on_some_ranks_only_is_named_at_once() {
-    let given = |rank| Options { secret: Secret::Given("squirrel".to_owned()), ..options(rank) };
+    let given = |rank| Options { secret: Secret::Given("squirrel-of-the-park".to_owned()), ..options(rank) };
     let dir = TempDir::new().unwrap();
     let port = free_port();
     let zero = join(place(0, 2, HERE, port), impatient(in_directory(0, dir.path())));
