@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use hetseq_comm::Identity;
 use hetseq_metrics::Change;
 use hetseq_optim::Layout;
-use serde::Serialize;
 use toml::{Table, Value};
 
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::task::Task;
 
-/// Keys that may differ from rank to rank. A section name stands for all its keys.
-const LOCAL: [&str; 20] = [
+/// Keys that may differ from rank to rank, beside those that a task names ([`Task::PATH_KEYS`], [`Task::LOCAL_KEYS`]). A section
+/// name stands for all its keys.
+const LOCAL: [&str; 13] = [
     "run.dir",
     "run.devices",
     "run.precision",
@@ -23,13 +23,6 @@ const LOCAL: [&str; 20] = [
     "run.loader_threads",
     "run.memory_mib",
     "run.gpu_memory_mib",
-    "task.data",
-    "task.config",
-    "task.tokenizer",
-    "task.init",
-    "task.recompute",
-    "task.memory_mib",
-    "task.unpack_dir",
     "batch.micro",
     "batch.max_tokens",
     "batch.probe_s",
@@ -52,7 +45,7 @@ pub(crate) fn identity<T: Task>(
         .with("version", env!("CARGO_PKG_VERSION"))
         .with("data", task.fingerprint())
         .with("layout", format!("{:016x}", layout.hash()));
-    for (key, value) in run_keys(config)? {
+    for (key, value) in run_keys::<T>(config)? {
         identity = identity.with(key, value);
     }
     // What a model is like beyond its layout may stand in a file, whose path is a machine's own affair.
@@ -63,24 +56,33 @@ pub(crate) fn identity<T: Task>(
 }
 
 /// Every key of the config that is not local, with its value as TOML.
-fn run_keys<C: Serialize>(config: &Config<C>) -> Result<Vec<(String, String)>, TrainError> {
+fn run_keys<T: Task>(config: &Config<T::Config>) -> Result<Vec<(String, String)>, TrainError> {
     let table = Table::try_from(config)
         .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
-    Ok(keys_of(&table))
+    Ok(keys_of::<T>(&table))
 }
 
-fn keys_of(table: &Table) -> Vec<(String, String)> {
+fn keys_of<T: Task>(table: &Table) -> Vec<(String, String)> {
     let mut keys = Vec::new();
     flatten("", table, &mut keys);
-    let is_local = |key: &str| LOCAL.iter().any(|local| key == *local || key.starts_with(&format!("{local}.")));
+    let is_in = |key: &str, locals: &[&str]| locals.iter().any(|local| is_under(key, local));
+    let is_local = |key: &str| {
+        is_in(key, &LOCAL)
+            || key.strip_prefix("task.").is_some_and(|key| is_in(key, T::PATH_KEYS) || is_in(key, T::LOCAL_KEYS))
+    };
     keys.retain(|(key, _)| SHARED.contains(&key.as_str()) || !is_local(key));
     keys
 }
 
+/// Whether `key` is `section` or inside it.
+fn is_under(key: &str, section: &str) -> bool {
+    key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// The run keys that differ between two resolved configs, `then` and `now`; none if one of them cannot be read.
-pub(crate) fn changed(then: &str, now: &str) -> Vec<Change> {
+pub(crate) fn changed<T: Task>(then: &str, now: &str) -> Vec<Change> {
     let keys = |text: &str| -> BTreeMap<String, String> {
-        text.parse::<Table>().map(|table| keys_of(&table).into_iter().collect()).unwrap_or_default()
+        text.parse::<Table>().map(|table| keys_of::<T>(&table).into_iter().collect()).unwrap_or_default()
     };
     let (then, now) = (keys(then), keys(now));
     if then.is_empty() || now.is_empty() {
@@ -104,6 +106,8 @@ fn flatten(prefix: &str, table: &Table, keys: &mut Vec<(String, String)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tasks::bert::BertTask;
+    use crate::tasks::masked_words::MaskedWords;
 
     #[test]
     fn a_resume_is_told_what_changed() {
@@ -119,8 +123,19 @@ mod tests {
             change("optim.eps", Some("0.5"), None),
             change("optim.lr", Some("0.1"), Some("0.2")),
         ];
-        assert_eq!(changed(then, now), expected);
-        assert_eq!(changed(then, then), []);
-        assert_eq!(changed("not a config [", now), []);
+        assert_eq!(changed::<MaskedWords>(then, now), expected);
+        assert_eq!(changed::<MaskedWords>(then, then), []);
+        assert_eq!(changed::<MaskedWords>("not a config [", now), []);
+    }
+
+    /// What a key means is the task's to say: the weights that BERT begins with, or the method that another one draws them by.
+    #[test]
+    fn a_key_is_local_only_to_the_task_that_says_so() {
+        fn compared<T: Task>() -> Vec<String> {
+            let text = "[run]\nseed = 1\ndir = 'a'\n[task]\ninit = 'xavier'\nrecompute = true\n[comm]\nwire = 'f32'\nown = 1.0\n";
+            keys_of::<T>(&text.parse().unwrap()).into_iter().map(|(key, _)| key).collect()
+        }
+        assert_eq!(compared::<MaskedWords>(), ["comm.wire", "run.seed", "task.init", "task.recompute"]);
+        assert_eq!(compared::<BertTask>(), ["comm.wire", "run.seed"]);
     }
 }

@@ -103,11 +103,11 @@ impl<T: Task> Runner for Of<T> {
     }
 
     fn check(&self, source: &ConfigSource) -> Result<(), TrainError> {
-        source.parse::<T::Config>().map(drop)
+        source.parse_for::<T>().map(drop)
     }
 
     fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<End, TrainError> {
-        run::train::<T>(source.parse()?, options)
+        run::train::<T>(source.parse_for::<T>()?, options)
     }
 
     fn eval(
@@ -116,10 +116,10 @@ impl<T: Task> Runner for Of<T> {
         options: &RunOptions,
         checkpoint: Option<&Path>,
     ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-        run::eval::<T>(source.parse()?, options, checkpoint)
+        run::eval::<T>(source.parse_for::<T>()?, options, checkpoint)
     }
 
     fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError> {
-        bench::step::<T>(source.parse()?, request)
+        bench::step::<T>(source.parse_for::<T>()?, request)
     }
 }

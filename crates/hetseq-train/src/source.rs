@@ -8,6 +8,7 @@ use toml::{Table, Value};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::overrides;
+use crate::task::Task;
 
 /// What the user gave: the text of a config file and the values set on the command line, not yet typed.
 #[derive(Debug, Clone)]
@@ -53,7 +54,17 @@ impl ConfigSource {
         }
     }
 
+    /// For a task: its paths are made absolute.
+    pub(crate) fn parse_for<T: Task>(&self) -> Result<Config<T::Config>, TrainError> {
+        self.parse_with(T::PATH_KEYS)
+    }
+
+    /// With the table of the task as `C`. Its values stay as the user wrote them, because which of them are paths is not known.
     pub fn parse<C: DeserializeOwned>(&self) -> Result<Config<C>, TrainError> {
+        self.parse_with(&[])
+    }
+
+    fn parse_with<C: DeserializeOwned>(&self, path_keys: &[&str]) -> Result<Config<C>, TrainError> {
         // The file as it stands first, so that its errors have a line; then each `--set` by itself, to name the culprit.
         // A file may leave out what `--set` gives, so "missing" is only an error at the end.
         if let Err(error) = toml::from_str::<Config<C>>(&self.text)
@@ -78,7 +89,7 @@ impl ConfigSource {
                 })
                 .map_err(|reason| TrainError::Config(format!("--optimizer-overrides {key}={value}: {reason}")))?;
         }
-        anchor_paths(&mut table);
+        anchor_paths(&mut table, path_keys);
         let mut config = Config::<C>::deserialize_table(&table)
             .map_err(|error| TrainError::Config(format!("{}: {}", self.path.display(), suggest(error.message()))))?;
         let stem = self.path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
@@ -117,14 +128,11 @@ impl<C: DeserializeOwned> Config<C> {
     }
 }
 
-/// Keys of a task that are paths.
-const PATHS: [&str; 5] = ["data", "config", "init", "tokenizer", "unpack_dir"];
-
-/// Paths made absolute: the resolved config is also read from other directories.
-fn anchor_paths(table: &mut Table) {
+/// Paths of the task made absolute: the resolved config is also read from other directories.
+fn anchor_paths(table: &mut Table, path_keys: &[&str]) {
     let Some(Value::Table(task)) = table.get_mut("task") else { return };
-    for key in PATHS {
-        if let Some(Value::String(path)) = task.get_mut(key)
+    for key in path_keys {
+        if let Some(Value::String(path)) = task.get_mut(*key)
             && let Ok(absolute) = std::path::absolute(&*path)
         {
             *path = absolute.display().to_string();
@@ -227,6 +235,14 @@ mod tests {
         assert_eq!(config.task.data, "/a b");
         assert_eq!(config.batch.global, hetseq_data::GlobalBatch::Tokens(64));
         assert_eq!(config.run.dir, Some(PathBuf::from("runs/toy")));
+    }
+
+    #[test]
+    fn only_declared_keys_are_paths() {
+        let source = ConfigSource::from_text("toy.toml", TEXT.to_owned(), &[]);
+        assert_eq!(source.parse::<Toy>().unwrap().task.data, "x");
+        let data = source.parse_with::<Toy>(&["data"]).unwrap().task.data;
+        assert_eq!(Path::new(&data), std::path::absolute("x").unwrap());
     }
 
     #[test]

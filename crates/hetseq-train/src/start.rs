@@ -58,7 +58,7 @@ impl<T: Task> Start<T> {
         if crew.group.rank() == 0 {
             lock = RunLock::take(&dir)?;
             let found = find_origin(crew, &dir, &checkpoints, &fresh, config, options)?;
-            changed = found.path.map_or_else(Vec::new, |path| changed_since(&path, &config_text));
+            changed = found.path.map_or_else(Vec::new, |path| changed_since::<T>(&path, &config_text));
             (origin, aside) = (Some(found.restored), found.aside);
         }
         // From here on the ranks do what rank 0 found, whatever stood on their own command lines.
@@ -285,8 +285,9 @@ fn first_parameters<T: Task>(crew: &Crew<T>, seed: u64) -> Result<Vec<f32>, Trai
 }
 
 /// What differs from the config of the checkpoint at `path`. It is for people to know, so that nothing depends on it.
-fn changed_since(path: &Path, config: &str) -> Vec<Change> {
-    fs::read_to_string(path.join("config.toml")).map_or_else(|_| Vec::new(), |then| identity::changed(&then, config))
+fn changed_since<T: Task>(path: &Path, config: &str) -> Vec<Change> {
+    let then = fs::read_to_string(path.join("config.toml"));
+    then.map_or_else(|_| Vec::new(), |then| identity::changed::<T>(&then, config))
 }
 
 /// Rank 0's origin to all, so that replicas start bit-identical and need no shared file system.

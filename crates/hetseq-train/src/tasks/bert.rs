@@ -30,6 +30,8 @@ pub struct BertTask {
 
 impl Task for BertTask {
     const NAME: &'static str = "bert-pretrain";
+    const PATH_KEYS: &'static [&'static str] = &["data", "config", "init", "tokenizer", "unpack_dir"];
+    const LOCAL_KEYS: &'static [&'static str] = &["recompute", "memory_mib"];
     type Config = BertTaskConfig;
     type Model = Bert;
     type Batch = PretrainBatch;

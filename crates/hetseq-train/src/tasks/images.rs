@@ -39,6 +39,7 @@ const TOP: usize = 5;
 
 impl Task for ImageTask {
     const NAME: &'static str = "images";
+    const PATH_KEYS: &'static [&'static str] = &["data"];
     type Config = ImageConfig;
     type Model = ImageModel;
     type Batch = ImageBatch;

@@ -36,6 +36,7 @@ pub struct TranslationTask {
 
 impl Task for TranslationTask {
     const NAME: &'static str = "translation";
+    const PATH_KEYS: &'static [&'static str] = &["data", "config", "init"];
     type Config = TranslationConfig;
     type Model = Transformer;
     type Batch = TranslateBatch;
