@@ -178,7 +178,11 @@ fn exchange<T: Task>(
     for (rank, bytes) in crew.group.agree(&bytes)?.iter().enumerate() {
         let (samples, counts, losses, scores, skipped): (_, _, _, _, Vec<Skipped>) =
             postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
-        merge(&mut totals, Totals { samples, counts, losses, scores });
+        let part = Totals { samples, counts, losses, scores };
+        if !can_merge(&totals, &part) {
+            return Err(undecodable(rank, &"its counts are too large"));
+        }
+        merge(&mut totals, part);
         all_skipped.extend(skipped);
     }
     Ok((totals, all_skipped))
@@ -191,6 +195,12 @@ fn as_rank_0(group: &mut Group, mine: Vec<f64>) -> Result<Vec<f64>, TrainError> 
     let bytes = postcard::to_stdvec(&mine).map_err(|error| undecodable(group.rank(), &error))?;
     let bytes = group.broadcast_bytes(0, bytes)?;
     postcard::from_bytes(&bytes).map_err(|error| undecodable(0, &error))
+}
+
+/// Whether the counts of both can be added: a peer's may be any number.
+fn can_merge(totals: &Totals, part: &Totals) -> bool {
+    let mut counts = totals.counts.iter().zip(&part.counts).chain([(&totals.samples, &part.samples)]);
+    counts.all(|(sum, more)| sum.checked_add(*more).is_some())
 }
 
 pub(crate) fn merge(totals: &mut Totals, part: Totals) {
@@ -224,6 +234,15 @@ mod tests {
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         assert_eq!(held, [[measured[0]]; 2]);
+    }
+
+    #[test]
+    fn counts_that_cannot_be_added_are_found() {
+        let totals = |samples, count| Totals { samples, counts: vec![count], ..Totals::default() };
+        assert!(can_merge(&totals(1, 2), &totals(3, u64::MAX - 2)));
+        assert!(!can_merge(&totals(1, 2), &totals(3, u64::MAX - 1)));
+        assert!(!can_merge(&totals(1, 2), &totals(u64::MAX, 1)));
+        assert!(can_merge(&Totals::default(), &totals(u64::MAX, u64::MAX)));
     }
 
     #[test]

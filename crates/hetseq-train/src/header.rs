@@ -111,19 +111,19 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
     same(headers, "the number of loss terms", |header| header.counts.len() as u64)?;
     same(headers, "the parameters", |header| header.checksum.unwrap_or_default())?;
     same(headers, "the loss scale", |header| u64::from(header.loss_scale.to_bits()))?;
-    let samples: u64 = headers.iter().map(|header| header.samples).sum();
+    let samples = total(headers, "who computes what", |header| header.samples)?;
     if samples != expected {
         let detail = format!("{samples} samples are taken of {expected}");
         return Err(Conflict { what: "who computes what", detail });
     }
-    let mut counts = vec![0u64; first.counts.len()];
-    for header in headers {
-        for (sum, count) in counts.iter_mut().zip(&header.counts) {
-            *sum += count;
-        }
-    }
+    let count = |term: usize| total(headers, "the counts of the loss terms", |header| header.counts[term]);
+    let counts = (0..first.counts.len()).map(count).collect::<Result<_, _>>()?;
     let (mut lost, mut before) = (Vec::new(), 0);
-    for header in headers {
+    for (rank, header) in headers.iter().enumerate() {
+        if let Some(LostDevice { device, .. }) = header.lost.iter().find(|lost| lost.device >= header.devices.len()) {
+            let detail = format!("rank {rank} lost device {device} of {}", header.devices.len());
+            return Err(Conflict { what: "the devices", detail });
+        }
         lost.extend(header.lost.iter().map(|lost| LostDevice { device: before + lost.device, ..lost.clone() }));
         before += header.devices.len();
     }
@@ -151,6 +151,14 @@ fn same(headers: &[Header], what: &'static str, value: impl Fn(&Header) -> u64) 
             Err(Conflict { what, detail })
         }
     }
+}
+
+/// The sum over all ranks; what is too large for it came from a rank that computes something else.
+fn total(headers: &[Header], what: &'static str, value: impl Fn(&Header) -> u64) -> Result<u64, Conflict> {
+    headers.iter().enumerate().try_fold(0u64, |sum, (rank, header)| {
+        let value = value(header);
+        sum.checked_add(value).ok_or_else(|| Conflict { what, detail: format!("rank {rank} reports {value}") })
+    })
 }
 
 impl Agreed {
@@ -209,6 +217,22 @@ mod tests {
         let second = Header { lost: vec![lost], ..header(3, 3) };
         let agreed = agree(&[header(3, 3), second], 6).unwrap();
         assert_eq!(agreed.lost.iter().map(|lost| lost.device).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused() {
+        let refused = |second: Header| agree(&[header(3, 3), second], 2).unwrap_err();
+        // Added up without a check, these would come out as the two samples that there are.
+        let conflict = refused(header(u64::MAX, 3));
+        assert_eq!((conflict.what, &*conflict.detail), ("who computes what", "rank 1 reports 18446744073709551615"));
+        let second = Header { counts: vec![u64::MAX], ..header(3, 3) };
+        assert_eq!(agree(&[header(3, 3), second], 6).unwrap_err().what, "the counts of the loss terms");
+        for device in [1, usize::MAX] {
+            let lost = LostDevice { device, reason: "gone".to_owned(), has_stand_in: false };
+            let second = Header { lost: vec![lost], ..header(3, 3) };
+            let conflict = agree(&[header(3, 3), second], 6).unwrap_err();
+            assert_eq!((conflict.what, conflict.detail), ("the devices", format!("rank 1 lost device {device} of 1")));
+        }
     }
 
     #[test]

@@ -161,7 +161,7 @@ fn pairs_come_back_as_they_were_written() {
         assert_eq!(tokenizer.is_joint(), !separate);
         assert_eq!(tokenizer.languages(), &[Some("en".to_owned()), None]);
         let [train, valid] = CorpusSplit::ALL.map(|split| ParallelData::open(&dir, split).unwrap());
-        let costs = train.costs(8, 1024);
+        let costs = train.costs(8, 512);
         let Costs::Pairs { tokens: costs, .. } = &costs else { panic!("pairs have two sides") };
         assert_eq!((train.pairs(), valid.pairs(), costs.len()), (500, 60, 500));
         for (data, name) in [(&train, "train"), (&valid, "valid")] {
@@ -210,7 +210,7 @@ fn a_batch_pads_each_side_to_its_longest() {
         let batch = data.collate(&pairs, multiple, 512).unwrap();
         let (width, target_width) = (batch.source_width(), batch.target_width());
         assert_eq!(batch.pairs(), 4);
-        let costs = data.costs(multiple, 1024);
+        let costs = data.costs(multiple, 512);
         let longest = |length: &dyn Fn(u32) -> u32| pairs.iter().map(|&pair| length(pair)).max().unwrap() as usize;
         assert!(width + target_width <= longest(&|pair| costs.padded(pair)), "micro-batches are larger than planned");
         assert!(width + target_width > longest(&|pair| costs.tokens(pair)), "one pair is the longest on both sides");

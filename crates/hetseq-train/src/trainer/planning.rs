@@ -104,7 +104,8 @@ impl<T: Task> Trainer<T> {
 
     pub(super) fn observe_workers(&mut self, seconds: f64, next: &Agreed) {
         let s = |micros: u64| micros as f64 * 1e-6;
-        let device = |(work, time): (&Work, &DeviceTime)| (work.samples, s(time.micros + time.after_micros));
+        let device =
+            |(work, time): (&Work, &DeviceTime)| (work.samples, s(time.micros.saturating_add(time.after_micros)));
         let rank = |rank: &RankTime| RankSeconds {
             data_s: s(rank.data_micros),
             exchange_s: s(rank.exchange_micros),
