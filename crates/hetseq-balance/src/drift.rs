@@ -1,24 +1,32 @@
 //! Drift: what a device was seen to need against what its table says.
 //!
 //! Fed after each update with integers that the header carried for *every* device, and read before the next, on every rank
-//! alike: pure, only + - * / and comparisons, so that all ranks hold the same bits. It reads no clock and never sees
-//! waiting time. The planner owns one for each device; a change of membership starts new ones.
+//! alike: pure, only + - * /, square roots and comparisons, so that all ranks hold the same bits. It reads no clock and never
+//! sees waiting time. The planner owns one for each device; a change of membership starts new ones.
 //!
-//! A device's *factor* is how many times as long as by its table it takes. From measurements to factors:
-//! 1. A device that was never probed takes its first measurement for a warm-up, which holds kernel compilation, first
-//!    allocations and cold caches, and drops it; the second is its factor. A probed one starts at 1.
-//! 2. Two measurements in a row that are off by more than 30 % to the same side are a change, not noise: the newer counts.
-//! 3. Else the median of the last three counts, so that a single outlier (a page-in, a stolen core) has no effect at all. The
-//!    first median is the factor, since three updates tell more than a short probe; each further one moves it by less, down to
-//!    an eighth of the way, so that noise has little effect and a slow change still has its own.
+//! A device's *factor* is how many times as long as by its table it takes. One measurement is the mean over a *block* of
+//! updates, whose length the planner decides: a long update is a block, short ones are measured together. Otherwise a
+//! scheduler that runs another program for a time slice would change the factor. From measurements to factors:
+//! 1. A device that was never probed takes its first update for a warm-up, which holds kernel compilation, first
+//!    allocations and cold caches, and drops it; the block after it is its factor. A probed one starts at 1.
+//! 2. The *spread* is how far blocks usually are from the factor. Two or more blocks in a row that are off to the same side by
+//!    more than 10 % and more than three times the spread, for 0.35 s or longer, are a change. The factor jumps to the mean of
+//!    all but the first of them, in which the change happened.
+//! 3. Otherwise the factor is smoothed, see [`Level`].
+//!
+//! The spread also says how exactly the factor is known. The planner believes only differences that exceed that.
 //!
 //! A device that has had no work is looked at again after 100 updates, then after 200, 400 and so on: whatever made it slow
 //! may have passed. It is then believed to be just fast enough for one sample, and what it does with that counts fully.
 
-/// The least weight of a new median in the average.
-const LEAST_WEIGHT: f64 = 0.125;
-/// Further off than this, twice in a row to the same side, is a change.
-const JUMP: f64 = 0.30;
+use crate::level::{Level, SLICE_S, Spread};
+
+/// Blocks in a row that are further off than this, relatively, are a change,
+const JUMP: f64 = 0.10;
+/// if they are also so many times as far off as blocks usually are,
+const JUMP_SPREADS: f64 = 3.0;
+/// and if that lasts so long: other programs often use a core for 0.1 s, and two of them may follow each other.
+const JUMP_S: f64 = 0.35;
 /// After how many updates without work a device is looked at for the first time.
 const LOOK_AGAIN: u64 = 100;
 /// Beyond these a factor is no measurement.
@@ -27,14 +35,12 @@ const LIMITS: (f64, f64) = (1e-12, 1e12);
 /// One device's factor; see the [module](self).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Drift {
-    factor: f64,
+    factor: Level,
+    /// Relative to the factor.
+    spread: Spread,
     state: State,
-    /// The last measurements, the newest last.
-    recent: [f64; 3],
-    /// How many there have been since the factor was last set to one.
-    known: u32,
-    /// Whether the factor was set to a measurement since that was last asked.
-    has_jumped: bool,
+    block: Block,
+    run: Run,
     /// Updates in a row without work.
     idle: u64,
     /// After how many of those it is looked at again.
@@ -45,22 +51,55 @@ pub(crate) struct Drift {
 enum State {
     /// Never probed, and nothing seen.
     Cold,
-    /// Never probed, but warm: the next measurement is the factor.
+    /// Never probed, but warm: the next block is the factor.
     Warm,
-    /// The next measurement is the factor, since it was without work for long.
+    /// The next block is the factor, since it was without work for long.
     LookedAt,
     Followed,
 }
 
+/// The updates since the last measurement in which the device had work.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Block {
+    updates: u32,
+    base_s: f64,
+    seconds: f64,
+}
+
+/// Blocks in a row that are far off to the same side.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Run {
+    blocks: u32,
+    is_above: bool,
+    /// How long they took.
+    seconds: f64,
+    /// Of all but the first, in which the change happened.
+    sum: f64,
+    /// Before the first.
+    spread: Spread,
+}
+
 impl Drift {
     pub(crate) fn new(is_probed: bool) -> Drift {
-        let state = if is_probed { State::Followed } else { State::Cold };
-        Drift { factor: 1.0, state, recent: [1.0; 3], known: 0, has_jumped: false, idle: 0, look_after: LOOK_AGAIN }
+        Drift {
+            factor: Level::new(1.0),
+            spread: Spread::default(),
+            state: if is_probed { State::Followed } else { State::Cold },
+            block: Block::default(),
+            run: Run::default(),
+            idle: 0,
+            look_after: LOOK_AGAIN,
+        }
     }
 
     /// How many times as long as by its table the device takes.
     pub(crate) fn factor(&self) -> f64 {
-        self.factor
+        self.factor.value()
+    }
+
+    /// How far off the factor may be, relatively.
+    pub(crate) fn error(&self) -> f64 {
+        self.factor.error(&self.spread)
     }
 
     /// Whether the factor means anything: the device was probed or measured.
@@ -68,9 +107,9 @@ impl Drift {
         matches!(self.state, State::Followed | State::LookedAt)
     }
 
-    /// Whether the factor was set to a measurement, instead of moved towards it, since this was last asked.
-    pub(crate) fn take_jump(&mut self) -> bool {
-        std::mem::take(&mut self.has_jumped)
+    /// Whether the device had work in the last update.
+    pub(crate) fn is_working(&self) -> bool {
+        self.idle == 0
     }
 
     /// Whether it is time to give it a sample to see how fast it is.
@@ -81,6 +120,7 @@ impl Drift {
     /// It gets work to be looked at, whether or not that turns out to be worth its while.
     pub(crate) fn look_again(&mut self) {
         self.state = State::LookedAt;
+        self.block = Block::default();
         self.idle = 0;
         self.look_after = self.look_after.saturating_mul(2);
     }
@@ -92,79 +132,109 @@ impl Drift {
             self.idle = self.idle.saturating_add(1);
             return;
         }
-        // Zero is a clock that is too coarse.
-        let measured = (micros.max(1) as f64 * 1e-6 / base_s).clamp(LIMITS.0, LIMITS.1);
         self.idle = 0;
-        match self.state {
-            State::Cold => self.state = State::Warm,
-            State::Warm | State::LookedAt => self.set(measured),
-            State::Followed => self.follow(measured),
-        }
-    }
-
-    fn follow(&mut self, measured: f64) {
-        // One that works again is as good as any other.
-        self.look_after = LOOK_AGAIN;
-        let before = if self.known > 0 { self.recent[2] } else { self.factor };
-        self.recent.rotate_left(1);
-        self.recent[2] = measured;
-        self.known = self.known.saturating_add(1);
-        let is_above = |seen: f64| seen > self.factor * (1.0 + JUMP);
-        let is_below = |seen: f64| seen < self.factor / (1.0 + JUMP);
-        if (is_above(before) && is_above(measured)) || (is_below(before) && is_below(measured)) {
-            self.set(measured);
+        if self.state == State::Cold {
+            self.state = State::Warm;
             return;
         }
-        if self.known >= 3 {
-            self.factor += (median(self.recent) - self.factor) * weight(self.known);
-            self.has_jumped |= self.known == 3;
+        self.block.updates = self.block.updates.saturating_add(1);
+        self.block.base_s += base_s;
+        // Zero is a clock that is too coarse.
+        self.block.seconds += micros.max(1) as f64 * 1e-6;
+    }
+
+    /// The block is over, and lasted `block_s`.
+    pub(crate) fn close(&mut self, block_s: f64) {
+        let Block { updates, base_s, seconds } = std::mem::take(&mut self.block);
+        if updates == 0 {
+            return;
+        }
+        let measured = (seconds / base_s).clamp(LIMITS.0, LIMITS.1);
+        self.spread.assume(SLICE_S * f64::from(updates).sqrt() / seconds);
+        match self.state {
+            State::Followed => self.follow(measured, block_s),
+            State::Cold | State::Warm | State::LookedAt => {
+                self.factor.start(measured);
+                self.state = State::Followed;
+            }
         }
     }
 
-    fn set(&mut self, factor: f64) {
-        self.factor = factor;
-        self.state = State::Followed;
-        (self.recent, self.known) = ([factor; 3], 1);
-        self.has_jumped = true;
+    fn follow(&mut self, measured: f64, block_s: f64) {
+        // One that works again is as good as any other.
+        self.look_after = LOOK_AGAIN;
+        let factor = self.factor();
+        let is_above = measured > factor;
+        let off = if is_above { measured / factor } else { factor / measured } - 1.0;
+        if self.run.blocks == 0 {
+            self.run.spread = self.spread;
+        }
+        let far = JUMP.max(JUMP_SPREADS * self.run.spread.value());
+        if self.factor.is_measured() {
+            self.spread.follow(off.min(far));
+        }
+        if off <= far {
+            self.run = Run::default();
+        } else if self.run.blocks > 0 && self.run.is_above == is_above {
+            self.run.blocks += 1;
+            self.run.seconds += block_s;
+            self.run.sum += measured;
+        } else {
+            self.run = Run { blocks: 1, is_above, seconds: block_s, sum: 0.0, spread: self.run.spread };
+        }
+        let Run { blocks, seconds, sum, .. } = self.run;
+        if blocks >= 2 && seconds >= JUMP_S {
+            self.factor.set(sum / f64::from(blocks - 1), blocks - 1);
+            self.spread = self.run.spread;
+            self.run = Run::default();
+        } else {
+            self.factor.follow(measured, block_s);
+        }
     }
 }
 
-/// Seconds that hardly change, smoothed as factors are.
+/// Seconds that hardly change.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Smoothed {
-    seconds: f64,
-    recent: [f64; 3],
-    known: u32,
+    seconds: Level,
+    spread: Spread,
+    updates: u32,
+    sum_s: f64,
 }
 
 impl Smoothed {
     /// Begins with what was measured before; 0 if nothing was.
     pub(crate) fn new(seconds: f64) -> Smoothed {
-        Smoothed { seconds, recent: [seconds; 3], known: 0 }
+        Smoothed { seconds: Level::new(seconds), spread: Spread::default(), updates: 0, sum_s: 0.0 }
     }
 
     pub(crate) fn seconds(&self) -> f64 {
-        self.seconds
+        self.seconds.value()
+    }
+
+    /// How far off the seconds may be.
+    pub(crate) fn error_s(&self) -> f64 {
+        self.seconds.error(&self.spread)
     }
 
     pub(crate) fn observe(&mut self, micros: u64) {
-        let measured = micros as f64 * 1e-6;
-        self.recent.rotate_left(1);
-        self.recent[2] = measured;
-        self.known = self.known.saturating_add(1);
-        if self.known >= 3 {
-            self.seconds += (median(self.recent) - self.seconds) * weight(self.known);
-        }
+        self.updates = self.updates.saturating_add(1);
+        self.sum_s += micros as f64 * 1e-6;
     }
-}
 
-/// Of the median that the last of so many measurements gave, three at least.
-fn weight(known: u32) -> f64 {
-    (1.0 / f64::from(known - 2)).max(LEAST_WEIGHT)
-}
-
-fn median([a, b, c]: [f64; 3]) -> f64 {
-    a.max(b).min(a.min(b).max(c))
+    /// The block is over, and lasted `block_s`.
+    pub(crate) fn close(&mut self, block_s: f64) {
+        let (updates, sum_s) = (f64::from(std::mem::take(&mut self.updates)), std::mem::take(&mut self.sum_s));
+        if updates == 0.0 {
+            return;
+        }
+        let measured = sum_s / updates;
+        self.spread.assume(SLICE_S / updates.sqrt());
+        if self.seconds.is_measured() {
+            self.spread.follow((measured - self.seconds()).abs());
+        }
+        self.seconds.follow(measured, block_s);
+    }
 }
 
 #[cfg(test)]
@@ -179,6 +249,7 @@ mod tests {
     /// A second of work, in which the device is so many times as slow.
     fn see(drift: &mut Drift, factor: f64) {
         drift.observe(1.0, (factor * 1e6) as u64);
+        drift.close(factor);
     }
 
     #[test]
@@ -266,6 +337,7 @@ mod tests {
         for base_s in [f64::NAN, -1.0, 0.0, f64::INFINITY, f64::MIN_POSITIVE, 1e300] {
             for micros in [0, 1, u64::MAX] {
                 drift.observe(base_s, micros);
+                drift.close(1.0);
                 assert!(drift.factor() > 0.0 && drift.factor().is_finite());
             }
         }
@@ -276,6 +348,7 @@ mod tests {
         let mut smoothed = Smoothed::new(0.0);
         for micros in [2_000_000, 9_000_000, 2_000_000] {
             smoothed.observe(micros);
+            smoothed.close(1.0);
         }
         assert_eq!(smoothed.seconds(), 2.0);
     }

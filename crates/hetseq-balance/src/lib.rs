@@ -20,7 +20,7 @@
 //! - [`network`]: from lines to who sums which part of the gradient up, and the seconds that takes.
 //! - [`share`](mod@share): from the samples of an update and what devices take to who computes which.
 //! - [`drift`]: what devices really take against what was measured at the start: the factors.
-//! - [`planner`]: holds all that, and decides when a new plan is worth it. Ask this one.
+//! - [`planner`]: holds all that, tells changes from noise, and decides when a new plan is worth it. Ask this one.
 //! - [`predict`](mod@predict): what an update takes, and would take with an even split or without a rank.
 //!
 //! Which samples form an update is not decided here (`hetseq-data` does that), nor is anything measured: the trainer does.
@@ -63,6 +63,7 @@
 pub mod drift;
 pub mod error;
 pub mod forecast;
+mod level;
 pub mod network;
 pub mod planner;
 pub mod predict;

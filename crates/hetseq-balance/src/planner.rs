@@ -4,11 +4,13 @@
 //! updates by it (`share`). Every rank owns one and feeds it the same integers in the same order, so that all plan alike.
 //! It reads no clock, does no I/O, and does not know which update it is.
 //!
-//! What was learnt is not used at once, else shares would jitter from noise: plans are made by what is *published*, and
-//! everything learnt is published at once when that is predicted to gain more than 2 %. If no device has leapt to another
-//! speed, the gain must also last for some updates, since noise comes and goes.
+//! What was learnt is not used at once, else shares would jitter from noise. Times are averaged over blocks of updates that
+//! last 80 ms at least, since the scheduler of a busy machine delays short updates by several times their length. Plans are
+//! made by what is *published*. What was learnt differs from that by noise too: only what exceeds it is *believed*, and that is
+//! published when it is predicted to gain more than 2 %.
 
 mod published;
+mod rank;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,15 +21,15 @@ use crate::predict::Prediction;
 use crate::profile::{DeviceProfile, Line, Profile};
 use crate::share::{DeviceLoad, Share, share};
 use crate::table::CostTable;
-use published::Pace;
+use published::{Pace, PaceError};
+use rank::Rank;
 
 /// What a new plan must gain, relatively, to be worth a change.
 const DEAD_BAND: f64 = 0.02;
-/// If nobody leapt to another speed, what gains in a row exceed the dead band by must add up to this: a gain of 10 % is believed
-/// at once, one of 4 % when it was predicted four times, and what hardly exceeds the dead band is noise.
-const LASTING: f64 = 0.08;
-/// Of so many exchanges the shortest tells how long one can take at most.
-const EXCHANGES: usize = 8;
+/// Updates are measured together until they have lasted so long, so that one of 100 ms is a block even if it is a bit faster.
+const BLOCK_S: f64 = 0.08;
+/// An update counts for so many times as long as predicted at most: one long delay must not be a block.
+const MOST_OVER: f64 = 2.0;
 /// A device that is looked at gets a sample that would take this part of the update.
 const LOOK: f64 = 0.9;
 
@@ -95,8 +97,9 @@ pub struct Planner {
     ownership: Vec<f64>,
     /// What plans are made by, one per device.
     published: Vec<Pace>,
-    /// What the gains of other plans, for as long as there was one, exceed the dead band by, added up.
-    missed: f64,
+    block: Block,
+    /// Whether a block is over since the last plan.
+    has_news: bool,
     /// What the last plan was predicted to take.
     last_s: f64,
 }
@@ -111,22 +114,18 @@ struct Device {
     is_retired: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-struct Rank {
-    host: Smoothed,
-    /// What the exchange takes by the rank's line, how long the rank was seen to be busy with it, and how long the last ones
-    /// took with all waiting.
-    line_s: f64,
-    busy: Smoothed,
-    took_s: Vec<f64>,
+/// How long the updates since the last measurement have lasted. Sums over updates of the longest time that any device or rank
+/// needed; the parts overlap.
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+struct Block {
+    compute_s: f64,
+    host_s: f64,
+    exchange_s: f64,
 }
 
-impl Rank {
-    /// Own time for the exchange: by its line, but no longer than one was seen to take, since a measured line may tell of the
-    /// other end; and no shorter than the rank is busy with it.
-    fn net_s(&self) -> f64 {
-        let least_s = self.took_s.iter().copied().fold(f64::INFINITY, f64::min);
-        self.line_s.min(least_s).max(self.busy.seconds())
+impl Block {
+    fn seconds(&self) -> f64 {
+        self.compute_s.max(self.host_s).max(self.exchange_s)
     }
 }
 
@@ -157,20 +156,16 @@ impl Planner {
         let ownership = Some(by_hand).filter(|_| is_by_hand).and_then(|parts| network::normalised(&parts));
         let ownership = ownership.unwrap_or_else(|| network::ownership(&lines));
         let net_s = network::exchange_seconds(exchange_bytes(profile), &lines, &ownership);
-        let rank = |(rank, line_s): (&crate::RankProfile, f64)| Rank {
-            host: Smoothed::new(sane(rank.host_s)),
-            line_s,
-            busy: Smoothed::new(0.0),
-            took_s: Vec::new(),
-        };
-        let ranks = profile.ranks.iter().zip(net_s).map(rank).collect();
+        let ranks =
+            profile.ranks.iter().zip(net_s).map(|(rank, line_s)| Rank::new(sane(rank.host_s), line_s)).collect();
         let mut planner = Planner {
             profile: profile.clone(),
             devices,
             ranks,
             ownership,
             published: Vec::new(),
-            missed: 0.0,
+            block: Block::default(),
+            has_news: false,
             last_s: 0.0,
         };
         planner.published = planner.newest();
@@ -190,19 +185,18 @@ impl Planner {
 
     /// Who computes what of an update whose samples cost `tokens`, which should ascend.
     ///
-    /// What was learnt since the last publication is adopted if that is predicted to gain more than 2 %, and not by noise.
+    /// What was learnt since the last publication is adopted as far as it is no noise, if that is predicted to gain more than
+    /// 2 %.
     pub fn share(&mut self, split: Split, tokens: &[u32]) -> Result<Plan, BalanceError> {
         let newest = self.newest();
         let mut shared = self.shared(split, tokens, &self.published, &newest)?;
         let mut replanned = None;
-        if split == Split::Measured {
-            let better = self.better(tokens, &shared, &newest)?;
-            self.missed = better.as_ref().map_or(0.0, |(_, gained)| self.missed + gained.gain - DEAD_BAND);
-            // Each is asked, whatever the others say.
-            let has_jumped = self.devices.iter_mut().fold(false, |any, device| device.drift.take_jump() | any);
-            if let Some((other, gained)) = better.filter(|_| has_jumped || self.missed >= LASTING) {
-                (shared, replanned) = (other, Some(gained));
-                (self.published, self.missed) = (newest.clone(), 0.0);
+        if split == Split::Measured && std::mem::take(&mut self.has_news) {
+            let believed = published::believed(&self.published, &newest, &self.errors());
+            if let Some(better) = self.better(tokens, &shared, &believed, &newest)? {
+                let (before_s, after_s) = (shared.prediction.update_s, better.prediction.update_s);
+                replanned = Some(Replanned { gain: 1.0 - after_s / before_s, before_s, after_s });
+                (shared, self.published) = (better, believed);
             }
         }
         self.last_s = shared.prediction.update_s;
@@ -225,6 +219,8 @@ impl Planner {
                 device.after.observe(done.after_micros);
             }
         }
+        self.block.compute_s += self.longest_s(done.iter().map(|done| done.micros.saturating_add(done.after_micros)));
+        self.close_block();
     }
 
     /// Per rank, own time beside computing and exchanging.
@@ -232,17 +228,39 @@ impl Planner {
         for (rank, &micros) in self.ranks.iter_mut().zip(host_micros) {
             rank.host.observe(micros);
         }
+        self.block.host_s += self.longest_s(host_micros.iter().copied());
+        self.close_block();
     }
 
     /// Per rank, microseconds for which it was busy with an exchange, and for which it waited in it.
     pub fn observe_exchange(&mut self, exchanges: &[(u64, u64)]) {
         for (rank, &(busy, waited)) in self.ranks.iter_mut().zip(exchanges) {
-            rank.busy.observe(busy);
-            rank.took_s.push(busy.saturating_add(waited) as f64 * 1e-6);
-            if rank.took_s.len() > EXCHANGES {
-                rank.took_s.remove(0);
-            }
+            rank.observe_exchange(busy, waited);
         }
+        self.block.exchange_s += self.longest_s(exchanges.iter().map(|&(busy, waited)| busy.saturating_add(waited)));
+        self.close_block();
+    }
+
+    /// What an update adds to the length of the block.
+    fn longest_s(&self, micros: impl Iterator<Item = u64>) -> f64 {
+        let longest_s = micros.max().unwrap_or(0) as f64 * 1e-6;
+        if self.last_s > 0.0 { longest_s.min(MOST_OVER * self.last_s) } else { longest_s }
+    }
+
+    /// If the block has lasted long enough, its means are measurements.
+    fn close_block(&mut self) {
+        let block_s = self.block.seconds();
+        if block_s < BLOCK_S {
+            return;
+        }
+        for device in &mut self.devices {
+            device.drift.close(block_s);
+            device.after.close(block_s);
+        }
+        for rank in &mut self.ranks {
+            rank.close(block_s);
+        }
+        (self.block, self.has_news) = (Block::default(), true);
     }
 
     /// A device ran out of memory: from now on at most so many tokens in a micro-batch.
@@ -339,20 +357,32 @@ impl Planner {
         if count > 0.0 { count / speeds } else { 1.0 }
     }
 
-    /// What would be shared by what is known now, if that gains enough.
+    /// How far off that may be, and whether the device had work in the last update.
+    fn errors(&self) -> Vec<PaceError> {
+        let error = |device: &Device| PaceError {
+            factor: device.drift.error(),
+            after_s: device.after.error_s(),
+            rank_s: self.ranks[device.rank].error_s(),
+            is_working: device.drift.is_working() && !device.is_retired,
+        };
+        self.devices.iter().map(error).collect()
+    }
+
+    /// What would be shared by what is believed, if that gains enough.
     fn better(
         &self,
         tokens: &[u32],
         now: &Shared,
+        believed: &[Pace],
         newest: &[Pace],
-    ) -> Result<Option<(Shared, Replanned)>, BalanceError> {
-        if !published::differ(&self.published, newest, self.last_s) {
+    ) -> Result<Option<Shared>, BalanceError> {
+        if !published::differ(&self.published, believed, self.last_s) {
             return Ok(None);
         }
-        let other = self.shared(Split::Measured, tokens, newest, newest)?;
-        let (before_s, after_s) = (now.prediction.update_s, other.prediction.update_s);
-        let gained = Replanned { gain: 1.0 - after_s / before_s, before_s, after_s };
-        Ok((after_s < before_s * (1.0 - DEAD_BAND)).then_some((other, gained)))
+        let other = self.shared(Split::Measured, tokens, believed, newest)?;
+        let is_better = update_s(&other.work, believed) < update_s(&now.work, believed) * (1.0 - DEAD_BAND);
+        // By noise what is believed may gain something, and what is known nothing.
+        Ok(Some(other).filter(|other| is_better && other.prediction.update_s < now.prediction.update_s))
     }
 
     /// Shares by some paces, and predicts by others.
@@ -414,6 +444,15 @@ fn load<'a>(device: &'a Device, pace: &Pace, split: Split, even: &'a CostTable) 
         Split::Equal => (even, 1.0, 0.0),
     };
     DeviceLoad { table: by, factor, overhead_s, max_tokens, max_samples, measured: Some(table) }
+}
+
+/// When the last device is done.
+fn update_s(work: &[Work], paces: &[Pace]) -> f64 {
+    let finish_s = |(work, pace): (&Work, &Pace)| match work.samples {
+        0 => pace.rank_s,
+        _ => pace.finish_s(work.base_s),
+    };
+    work.iter().zip(paces).map(finish_s).fold(0.0, f64::max)
 }
 
 fn exchange_bytes(profile: &Profile) -> u64 {

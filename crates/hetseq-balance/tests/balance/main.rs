@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod forecast;
 #[cfg(test)]
+mod noise;
+#[cfg(test)]
 mod planner;
 #[cfg(test)]
 mod share;
