@@ -26,6 +26,9 @@ use crate::simulate::SimulateArgs;
 pub(crate) struct Hetseq {
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Show more on standard error, such as new plans of who computes what
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]

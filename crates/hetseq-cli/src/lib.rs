@@ -30,6 +30,9 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use hetseq_data::DataError;
 use hetseq_train::{Tasks, TrainError};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use args::{Command, Hetseq};
 
@@ -44,7 +47,7 @@ pub fn main(tasks: Tasks) -> ExitCode {
             return if asked { ExitCode::SUCCESS } else { usage() };
         }
     };
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).without_time().init();
+    log_to_stderr(args.verbose);
     let done = match args.command {
         Command::Train(args) => train::train(&tasks, &args),
         Command::Eval(args) => eval::eval(&tasks, &args),
@@ -67,6 +70,14 @@ pub fn main(tasks: Tasks) -> ExitCode {
             || error.downcast_ref::<args::UsageError>().is_some();
         if is_usage { usage() } else { ExitCode::FAILURE }
     })
+}
+
+/// Verbose is about this program: what its libraries log for debugging is not shown.
+fn log_to_stderr(is_verbose: bool) {
+    let own = if is_verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    let levels = Targets::new().with_default(LevelFilter::INFO).with_target("hetseq", own);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).without_time();
+    tracing_subscriber::registry().with(lines.with_filter(levels)).init();
 }
 
 /// Wrong usage, config or data: trying again without a change is pointless.

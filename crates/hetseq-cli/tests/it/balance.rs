@@ -79,6 +79,20 @@ fn ranks_may_differ_in_what_is_measured_of_their_machines() {
 }
 
 #[test]
+fn new_plans_are_events_and_shown_only_on_demand() {
+    for is_verbose in [false, true] {
+        let dir = RunDir::new();
+        // Nothing is measured beforehand, so that the first plan is certainly wrong.
+        let job = shipped(&dir, 3 * UPDATES).ranks(2).set("batch.probe_s", 0).set("emulate.slowdown", "[1, 10]");
+        let job = if is_verbose { job.arg("-v") } else { job };
+        let said = said(&job);
+        let is_new = |event: &Event| matches!(event, Event::Plan { gain: Some(_), .. });
+        assert!(dir.events().iter().any(is_new), "{said:?}");
+        assert_eq!(said[0].contains("re-planned from update"), is_verbose, "{said:?}");
+    }
+}
+
+#[test]
 fn a_limit_of_memory_counts_whatever_the_split() {
     let dir = RunDir::new();
     let ended = shipped(&dir, UPDATES).set("batch.split", "equal").set("run.memory_mib", 1).run();

@@ -19,6 +19,7 @@ fn every_subcommand_explains_itself() {
                 "prep",
                 "hetseq demo",
                 "--set",
+                "-v, --verbose",
             ],
         ),
         ("generate", &["--beam", "--n-best", "--interactive", "line numbers never shift"]),

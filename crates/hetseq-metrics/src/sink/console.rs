@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tracing::Level;
 
 use crate::{Change, Event, Sink, WorkerReport, duration, thousands};
 
@@ -23,9 +24,6 @@ pub struct Console {
     seconds: f64,
     data_wait_s: f64,
 }
-
-/// Of re-planning, only what gains at least so much.
-const WORTH_A_LINE: f64 = 0.05;
 
 /// On plain output a line at least this often, however slow the updates.
 const LINE_AT_LEAST: Duration = Duration::from_secs(10);
@@ -158,12 +156,15 @@ impl Sink for Console {
                 self.valids.retain(|(at, _)| at > update);
             }
             Event::Workers { workers, .. } => self.last_workers.clone_from(workers),
-            Event::Plan { update, gain: Some(gain), predicted_s, .. } if *gain >= WORTH_A_LINE => self.print(&format!(
-                "re-planned for update {}: updates should take {} now, {:.0} % less than with the old shares",
-                thousands(*update),
-                duration(*predicted_s),
-                100.0 * gain
-            )),
+            // With -v only: the report lists plans, and nothing is to be done about them.
+            Event::Plan { update, gain: Some(gain), predicted_s, .. } if tracing::enabled!(Level::DEBUG) => {
+                self.print(&format!(
+                    "re-planned from update {}: {} per update, {:.0} % less than with the old shares",
+                    thousands(*update),
+                    duration(*predicted_s),
+                    100.0 * gain
+                ));
+            }
             Event::Plan { .. } => {}
             Event::Warning { message } => self.print(&format!("warning: {message}")),
             Event::EarlyStop { update, message, .. } => {
