@@ -29,6 +29,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use hetseq_data::DataError;
+use hetseq_metrics::terminal::LogLines;
 use hetseq_train::{Tasks, TrainError};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -48,9 +49,21 @@ pub fn main(tasks: Tasks) -> ExitCode {
         }
     };
     log_to_stderr(args.verbose);
-    let done = match args.command {
-        Command::Train(args) => train::train(&tasks, &args),
-        Command::Eval(args) => eval::eval(&tasks, &args),
+    let code = run(&tasks, args).unwrap_or_else(|error| {
+        output::say(&format!("error: {error:#}"));
+        let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
+            || error.downcast_ref::<DataError>().is_some_and(DataError::is_usage)
+            || error.downcast_ref::<args::UsageError>().is_some();
+        if is_usage { usage() } else { ExitCode::FAILURE }
+    });
+    output::flush();
+    code
+}
+
+fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Train(args) => train::train(tasks, &args),
+        Command::Eval(args) => eval::eval(tasks, &args),
         Command::Export(args) => export::run(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Average(args) => average::run(&args),
@@ -60,23 +73,16 @@ pub fn main(tasks: Tasks) -> ExitCode {
         Command::Plan(args) => plan::plan(&args),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Report(args) => report::report(&args),
-        Command::Bench(args) => bench::bench(&tasks, &args),
+        Command::Bench(args) => bench::bench(tasks, &args),
         Command::Prep(args) => prep::prep(&args),
-    };
-    done.unwrap_or_else(|error| {
-        output::say(&format!("error: {error:#}"));
-        let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
-            || error.downcast_ref::<DataError>().is_some_and(DataError::is_usage)
-            || error.downcast_ref::<args::UsageError>().is_some();
-        if is_usage { usage() } else { ExitCode::FAILURE }
-    })
+    }
 }
 
 /// Verbose is about this program: what its libraries log for debugging is not shown.
 fn log_to_stderr(is_verbose: bool) {
     let own = if is_verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let levels = Targets::new().with_default(LevelFilter::INFO).with_target("hetseq", own);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).without_time();
+    let lines = tracing_subscriber::fmt::layer().with_writer(LogLines::default).with_target(false).without_time();
     tracing_subscriber::registry().with(lines.with_filter(levels)).init();
 }
 

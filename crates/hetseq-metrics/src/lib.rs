@@ -20,5 +20,5 @@ pub use corpus::{Corpus, SACREBLEU, UnequalLines};
 pub use event::{Change, Event, RankReport, WorkerReport};
 pub use format::{bytes, duration, median, thousands};
 pub use report::Report;
-pub use sink::{Console, Journal, Sink};
+pub use sink::{Background, Console, Journal, Sink, terminal};
 pub use workers::{RankSeconds, Workers};

@@ -1,10 +1,13 @@
 //! The run's directory and what is told to people: on rank 0 it carries events to the sinks, on other ranks it is mute.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use fs_err as fs;
-use hetseq_metrics::sink::JsonLines;
-use hetseq_metrics::{Console, Event, Journal, Sink, thousands};
+use hetseq_metrics::sink::{JsonLines, Overflow};
+use hetseq_metrics::{Background, Event, Journal, terminal, thousands};
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoints, write_flat};
@@ -15,19 +18,17 @@ use hetseq_optim::Layout;
 
 pub(crate) struct Observer {
     dir: PathBuf,
-    outlets: Vec<Outlet>,
+    /// On rank 0, which also shows events on its terminal.
+    journal: Option<Arc<Background>>,
+    /// Why the journal takes no more events.
+    overflow: Option<Overflow>,
     audit: Option<JsonLines>,
     gradients: bool,
 }
 
-/// Where events go, and how many of them it could not take since it last could.
-struct Outlet {
-    name: &'static str,
-    sink: Box<dyn Sink>,
-    missed: u64,
-    /// Whether its trouble was told of.
-    told: bool,
-}
+/// How long the end of a run waits for what is not yet written and not yet shown.
+const LAST_EVENTS: Duration = Duration::from_secs(10);
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 impl Observer {
     /// `at`: the updates that are done already.
@@ -38,14 +39,14 @@ impl Observer {
         at: u64,
     ) -> Result<Self, TrainError> {
         let doing = || format!("opening the run directory {}", dir.display());
-        let mut outlets = Vec::new();
-        let mut add = |name, sink| outlets.push(Outlet { name, sink, missed: 0, told: false });
-        if rank == 0 {
+        let journal = if rank == 0 {
             fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
-            let journal = Journal::open(&dir.join("metrics.jsonl"), at).map_err(TrainError::io(doing()))?;
-            add("metrics.jsonl", Box::new(journal) as Box<dyn Sink>);
-            add("the terminal", Box::new(Console::new(config.run.log_every)));
-        }
+            let journal = Journal::open(&dir.join(JOURNAL), at).map_err(TrainError::io(doing()))?;
+            terminal::show(config.run.log_every);
+            Some(Arc::new(Background::start(JOURNAL, Box::new(journal)).map_err(TrainError::io(doing()))?))
+        } else {
+            None
+        };
         let audit = if config.debug.audit {
             fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
             let path = dir.join(format!("audit-rank-{rank}.jsonl"));
@@ -53,42 +54,67 @@ impl Observer {
         } else {
             None
         };
-        Ok(Observer { dir: dir.to_owned(), outlets, audit, gradients: config.debug.gradients && rank == 0 })
+        let gradients = config.debug.gradients && rank == 0;
+        Ok(Observer { dir: dir.to_owned(), journal, overflow: None, audit, gradients })
     }
 
-    /// A sink that fails (a full disk) does not end a run: it is complained of once, and what it missed is counted until
-    /// it works again, or the run is over.
+    /// Never blocks, except for the last event of a run. What went wrong with earlier events becomes a warning.
     pub(crate) fn tell(&mut self, event: &Event) {
-        let is_end = matches!(event, Event::End { .. });
-        let mut complaints = Vec::new();
-        for Outlet { name, sink, missed, told } in &mut self.outlets {
-            let lost = |missed: &u64| format!("{missed} events were not written to {name}");
-            match sink.event(event) {
-                Ok(()) if *missed > 0 => {
-                    complaints.push(lost(missed));
-                    *missed = 0;
-                }
-                Ok(()) => {}
-                Err(error) => {
-                    // A disk with a little room takes some events and not others; that is one trouble.
-                    if !std::mem::replace(told, true) {
-                        complaints
-                            .push(format!("{error}. The run goes on, without the events that {name} cannot take"));
-                    }
-                    *missed += 1;
-                    if is_end {
-                        complaints.push(lost(missed));
-                    }
-                }
-            }
+        if matches!(event, Event::End { .. }) {
+            return self.finish(event);
         }
-        for message in complaints {
-            self.tell(&Event::Warning { message });
+        self.warn_of_trouble();
+        self.pass_on(event);
+    }
+
+    fn pass_on(&mut self, event: &Event) {
+        let Some(journal) = &self.journal else { return };
+        if let Err(overflow) = journal.event(event) {
+            self.overflow.get_or_insert(overflow);
         }
+        terminal::event(event);
+    }
+
+    fn warn_of_trouble(&mut self) {
+        for message in self.journal.as_ref().map_or_else(Vec::new, |journal| journal.take_notes()) {
+            self.pass_on(&Event::Warning { message });
+        }
+    }
+
+    /// Waits for earlier events first, so that `end` is the last line.
+    fn finish(&mut self, end: &Event) {
+        let Some(journal) = self.journal.clone() else { return };
+        let limit = if journal.flush(LAST_EVENTS) > 0 { Duration::ZERO } else { LAST_EVENTS };
+        self.warn_of_trouble();
+        self.pass_on(end);
+        let unwritten = journal.flush(limit);
+        self.warn_of_trouble();
+        if unwritten > 0 {
+            terminal::print(&format!(
+                "warning: {unwritten} events were not written to {JOURNAL} within {} s: the disk is too slow or hangs",
+                LAST_EVENTS.as_secs()
+            ));
+        }
+        terminal::flush(LAST_LINES);
+    }
+
+    /// Fails when `metrics.jsonl` has taken no event for so long that the queue is full.
+    pub(crate) fn check(&mut self) -> Result<(), TrainError> {
+        match self.overflow.take() {
+            None => Ok(()),
+            Some(overflow) => Err(TrainError::io(format!("writing to the run directory {}", self.dir.display()))(
+                io::Error::other(overflow),
+            )),
+        }
+    }
+
+    /// On rank 0: for those who must know that events are on the disk.
+    pub(crate) fn journal(&self) -> Option<Arc<Background>> {
+        self.journal.clone()
     }
 
     pub(crate) fn is_telling(&self) -> bool {
-        !self.outlets.is_empty()
+        self.journal.is_some()
     }
 
     /// `debug.audit`: this rank computes `samples` for update number `update`.
@@ -159,15 +185,18 @@ pub(crate) fn move_aside(dir: &Path, after: Option<u64>) -> Result<Option<PathBu
             fs::create_dir_all(target.parent().unwrap_or(&aside))?;
             fs::rename(path, target)?;
         }
-        let journal = dir.join("metrics.jsonl");
+        let journal = dir.join(JOURNAL);
         if journal.exists() {
-            fs::copy(&journal, aside.join("metrics.jsonl"))?;
+            fs::copy(&journal, aside.join(JOURNAL))?;
         }
         Ok(())
     };
     move_all().map_err(TrainError::io(doing()))?;
     Ok(Some(aside))
 }
+
+/// One event a line.
+const JOURNAL: &str = "metrics.jsonl";
 
 /// How the directories are named that hold what was moved aside.
 const ASIDE: &str = "before-";
@@ -178,72 +207,16 @@ fn everything(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_ours = ["checkpoints", "config.toml", "env.json", "metrics.jsonl", "gradients"].contains(&name.as_str());
+        let is_ours = ["checkpoints", "config.toml", "env.json", JOURNAL, "gradients"].contains(&name.as_str());
         if is_ours || name.starts_with("audit-rank-") {
             paths.push(entry.path());
         }
     }
-    let is_run = !Checkpoints::at(dir).steps().is_empty() || dir.join("metrics.jsonl").exists();
+    let is_run = !Checkpoints::at(dir).steps().is_empty() || dir.join(JOURNAL).exists();
     Ok(if is_run { paths } else { Vec::new() })
 }
 
 /// `update 8,412`, as it stands in messages.
 pub(crate) fn at_update(update: u64) -> String {
     format!("update {}", thousands(update))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-
-    /// Keeps messages; fails while `broken`.
-    #[derive(Clone, Default)]
-    struct Memory(Arc<Mutex<(bool, Vec<String>)>>);
-
-    impl Sink for Memory {
-        fn event(&mut self, event: &Event) -> io::Result<()> {
-            let mut inner = self.0.lock().unwrap();
-            if inner.0 {
-                return Err(io::Error::from_raw_os_error(28));
-            }
-            inner.1.push(match event {
-                Event::Warning { message } => message.clone(),
-                Event::End { .. } => "end".to_owned(),
-                _ => String::new(),
-            });
-            Ok(())
-        }
-    }
-
-    fn note(message: &str) -> Event {
-        Event::Warning { message: message.to_owned() }
-    }
-
-    #[test]
-    fn what_a_full_disk_swallowed_is_counted() {
-        let (file, terminal) = (Memory::default(), Memory::default());
-        let outlet = |name, sink: &Memory| Outlet { name, sink: Box::new(sink.clone()), missed: 0, told: false };
-        let outlets = vec![outlet("metrics.jsonl", &file), outlet("the terminal", &terminal)];
-        let mut observer = Observer { dir: PathBuf::new(), outlets, audit: None, gradients: false };
-        let breaks = |broken| file.0.lock().unwrap().0 = broken;
-        observer.tell(&note("a"));
-        breaks(true);
-        observer.tell(&note("b"));
-        observer.tell(&note("c"));
-        breaks(false);
-        observer.tell(&note("d"));
-        breaks(true);
-        observer.tell(&note("e"));
-        observer.tell(&Event::End { update: 1, outcome: String::new(), seconds: 0.0, data_wait_s: 0.0, skipped: 0 });
-        let full =
-            "No space left on device (os error 28). The run goes on, without the events that metrics.jsonl cannot take";
-        // Each complaint is an event of its own, and is missed too.
-        let [three, two] = [3, 2].map(|lost| format!("{lost} events were not written to metrics.jsonl"));
-        let (three, two) = (&three[..], &two[..]);
-        assert_eq!(file.0.lock().unwrap().1, ["a", "d", three]);
-        assert_eq!(terminal.0.lock().unwrap().1, ["a", "b", full, "c", "d", three, "e", "end", two]);
-    }
 }

@@ -3,13 +3,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use fs_err as fs;
 use hetseq_data::PlanSpec;
 use hetseq_metrics::{Change, Event, Workers};
 use hetseq_optim::{OptimError, Optimizer};
 
-use crate::checkpoint::{self, Checkpoints, Common, Restored, Saver};
+use crate::checkpoint::{self, Checkpoints, Common, Restored, Saver, Snapshot};
 use crate::config::{Config, Resume};
 use crate::crew::{Crew, initial_of};
 use crate::error::TrainError;
@@ -25,6 +26,9 @@ use crate::state::State;
 use crate::task::{Metric, Task, TaskError, Which};
 use crate::trainer::{Pulse, Trainer};
 use crate::weights;
+
+/// How long a checkpoint waits for the events before it to reach the disk.
+const TO_SYNC_EVENTS: Duration = Duration::from_secs(10);
 
 /// Everything a trainer starts with besides its crew.
 pub(crate) struct Start<T: Task> {
@@ -79,14 +83,22 @@ impl<T: Task> Start<T> {
         let mut itinerary = Itinerary::new(costs, spec, config.run.max_updates, config.run.max_epochs);
         itinerary.check(&state.cursor).map_err(TrainError::Config)?;
         state.total_updates.get_or_insert_with(|| itinerary.total_updates(&state.cursor));
-        let saver = match crew.group.rank() {
-            0 => {
-                let best = state.best.as_ref().map(|best| best.update);
-                settle(&dir, &checkpoints, &aside, best, &config_text, crew.group.world())?;
+        if crew.group.rank() == 0 {
+            let best = state.best.as_ref().map(|best| best.update);
+            settle(&dir, &checkpoints, &aside, best, &config_text, crew.group.world())?;
+        }
+        let observer = Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?;
+        let saver = match observer.journal() {
+            Some(journal) => {
                 let (checkpoints, keep) = (checkpoints.clone(), config.checkpoint.keep);
-                Some(Saver::start(saved(&state), move |snapshot| checkpoints.save(snapshot, keep))?)
+                let save = move |snapshot: &Snapshot| {
+                    // A resume finds the events of all updates that the checkpoint counts as done.
+                    journal.sync(TO_SYNC_EVENTS);
+                    checkpoints.save(snapshot, keep)
+                };
+                Some(Saver::start(saved(&state), save)?)
             }
-            _ => None,
+            None => None,
         };
         let loader =
             |waker| Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress(), waker);
@@ -94,7 +106,7 @@ impl<T: Task> Start<T> {
             saver,
             common: Arc::new(Common { layout: crew.layout.clone(), config: config_text, files: crew.task.files() }),
             changed,
-            observer: Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?,
+            observer,
             state,
             parameters,
             optimizer,

@@ -147,6 +147,7 @@ impl<T: Task> Trainer<T> {
             let agreed = next.agreed;
             self.crew.data.poll()?;
             self.look_after_saves()?;
+            self.observer.check()?;
             let mut global;
             (global, next) = self.compute(&update, work, &agreed)?;
             self.order_next()?;

@@ -130,8 +130,21 @@ impl Job {
         cluster
     }
 
+    /// A single rank whose standard error goes to `stderr`, which is not read here.
+    pub(crate) fn start_unread(&self, stderr: impl Into<Stdio>) -> Cluster {
+        let mut cluster = Cluster::new();
+        let mut command = self.command(0, &cluster);
+        cluster.members.push(command.stderr(stderr).spawn().unwrap());
+        cluster
+    }
+
     /// One more process, for those who want to start ranks one by one or twice.
     pub(crate) fn start_rank(&self, rank: usize, cluster: &mut Cluster) {
+        let child = self.command(rank, cluster).spawn().unwrap();
+        cluster.members.push(child);
+    }
+
+    fn command(&self, rank: usize, cluster: &Cluster) -> Command {
         let words: Vec<&str> = self.under.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_hetseq")]).collect();
         let mut command = Command::new(words[0]);
         command.args(&words[1..]);
@@ -151,7 +164,7 @@ impl Job {
         let member = cluster.members.len();
         let log = |stream| fs::File::create(cluster.log(member, stream)).unwrap().into_parts().0;
         command.stdin(Stdio::null()).stdout(log("out")).stderr(log("err"));
-        cluster.members.push(command.spawn().unwrap());
+        command
     }
 
     /// Start and wait for the end.

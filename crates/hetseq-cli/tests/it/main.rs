@@ -38,4 +38,5 @@ mod signals;
 mod storage;
 mod translate_prep;
 mod translation;
+mod unread;
 mod wire;

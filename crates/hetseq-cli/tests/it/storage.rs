@@ -350,12 +350,12 @@ mod with_mounts {
         cluster.wait_until("an update", || text().contains("\"update\":2,"));
         // Ends in an error, as it must.
         _ = fs::write(run.join("ballast"), vec![0; 100_000]);
-        cluster.wait_for_words("The run goes on, without the events that metrics.jsonl cannot take");
+        cluster.wait_for_words("The run continues without the events that metrics.jsonl cannot take");
         fs::remove_file(run.join("ballast")).unwrap();
         let ended = cluster.wait(SOON).remove(0);
         assert_eq!(ended.code(), Some(0), "{ended:#?}");
         assert_said(&ended, &["No space left on device", "events were not written to metrics.jsonl"]);
-        assert_eq!(ended.stderr.matches("The run goes on, without the events").count(), 1, "{}", ended.stderr);
+        assert_eq!(ended.stderr.matches("The run continues without the events").count(), 1, "{}", ended.stderr);
         // Whole lines only, and the last one is the end.
         let lines: Vec<serde_json::Value> = text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.last().unwrap()["outcome"], "finished");

@@ -1,4 +1,5 @@
-//! What a person sees on standard error: a progress bar on a terminal, plain lines elsewhere.
+//! What a person sees of a run on standard error: a progress bar on a terminal, plain lines elsewhere. Lives on the thread
+//! of `terminal.rs`.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -52,10 +53,12 @@ impl Console {
         }
     }
 
-    fn print(&mut self, line: &str) {
+    /// A line above the progress bar.
+    pub(super) fn print(&mut self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| _ = writeln!(std::io::stderr(), "{line}")),
-            None => _ = writeln!(std::io::stderr(), "{line}"),
+            // Before the first event there is nothing to draw.
+            Some(bar) if self.total > 0 => bar.suspend(|| _ = writeln!(std::io::stderr(), "{line}")),
+            _ => _ = writeln!(std::io::stderr(), "{line}"),
         }
     }
 

@@ -59,6 +59,11 @@ impl JsonLines {
         };
         written
     }
+
+    /// To the disk.
+    pub fn sync(&self) -> std::io::Result<()> {
+        self.file.sync_data()
+    }
 }
 
 fn append(path: &Path) -> std::io::Result<File> {
@@ -85,6 +90,10 @@ impl Journal {
 impl Sink for Journal {
     fn event(&mut self, event: &Event) -> std::io::Result<()> {
         self.0.write(event)
+    }
+
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.0.sync()
     }
 }
 
