@@ -78,8 +78,9 @@ pub(crate) enum PrecisionArg {
 ///
 /// Several machines: start the same command on each, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set (or under
 /// Slurm or mpirun, which set their own), or with the --distributed flags. If they do not share the run directory, set
-/// the same HETSEQ_SECRET on all (openssl rand -hex 16 prints one). Ctrl-C or SIGTERM on any rank finishes the
-/// update on all ranks, saves, and exits with 75; the same command resumes, also with another number of ranks.
+/// the same HETSEQ_SECRET on all (openssl rand -hex 16 prints one). Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP on any rank
+/// finishes the update on all ranks, saves, and exits with 75; the same command resumes, also with another number of ranks.
+/// Ctrl-C again after 2 s quits without saving.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     /// The run's TOML file, or a run directory (its config.toml)

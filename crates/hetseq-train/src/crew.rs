@@ -23,6 +23,7 @@ use crate::memory::{self, Sharing};
 use crate::probe::{self, Entry, Kept, Limits, ProbeKey, Probed};
 use crate::roster::Roster;
 use crate::run::{RunOptions, run_dir};
+use crate::signals::StopFlag;
 use crate::task::{Task, TaskError, Which};
 
 pub(crate) struct Crew<T: Task> {
@@ -36,10 +37,10 @@ pub(crate) struct Crew<T: Task> {
 }
 
 /// What is to be known of the machines beforehand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Survey {
-    /// Measure what the split needs.
-    Measure,
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Survey<'a> {
+    /// Measure what the split needs. A signal from then on asks for a stop, which cuts the measurement short.
+    Measure(&'a StopFlag),
     /// Nothing: it is not worth it for a short job, and the first rounds show it.
     Nothing,
 }
@@ -52,7 +53,7 @@ impl<T: Task> Crew<T> {
         task: T,
         config: &Config<T::Config>,
         options: &RunOptions,
-        survey: Survey,
+        survey: Survey<'_>,
     ) -> Result<Self, TrainError> {
         let task = Arc::new(task);
         // First, while nothing else needs the cores.
@@ -84,7 +85,18 @@ impl<T: Task> Crew<T> {
     }
 
     /// What this rank's devices can do, how fast the lines are, and the same of everybody.
-    fn survey(&mut self, config: &Config<T::Config>, options: &RunOptions, survey: Survey) -> Result<(), TrainError> {
+    fn survey(
+        &mut self,
+        config: &Config<T::Config>,
+        options: &RunOptions,
+        survey: Survey<'_>,
+    ) -> Result<(), TrainError> {
+        let stop = match survey {
+            Survey::Measure(stop) => Some(stop),
+            Survey::Nothing => None,
+        };
+        // Not while ranks are still missing: a rank that waits for them has nothing to save, and ends at once.
+        stop.map_or(Ok(()), StopFlag::listen).map_err(TrainError::io("listening for signals"))?;
         // Not before: a rank may get its number only by meeting the others.
         let rank = self.group.rank();
         let of_rank = |faults: &[FaultAt]| -> Vec<(String, u64)> {
@@ -98,19 +110,20 @@ impl<T: Task> Crew<T> {
             overflows: config.emulate.overflow.clone(),
         });
         self.group.at("the measuring of devices");
-        let is_measured = survey == Survey::Measure && config.batch.split == Split::Measured;
+        let is_measured = stop.is_some() && config.batch.split == Split::Measured;
         // A limit of memory counts whatever the split: what fits must be known before.
         let limit = config.run.memory_mib.or(config.run.gpu_memory_mib);
-        let is_limited = survey == Survey::Measure && limit.is_some();
+        let is_limited = stop.is_some() && limit.is_some();
         // All ranks take part in both exchanges, whatever the keys of their own machine say.
-        let known = match survey {
-            Survey::Measure => Some((self.memory_sharing()?, self.kept(config)?)),
-            Survey::Nothing => None,
+        let known = match stop {
+            Some(stop) => Some((self.memory_sharing()?, self.kept(config)?, stop)),
+            None => None,
         };
         let (key, mut devices) = match known {
-            Some((sharing, kept)) if (is_measured || is_limited) && config.batch.probe_s > 0.0 => {
-                let Entry { key, devices } = self.probe(config, sharing, &kept)?;
-                (Some(key), devices)
+            Some((sharing, kept, stop)) if (is_measured || is_limited) && config.batch.probe_s > 0.0 => {
+                let Entry { key, devices } = self.probe(config, sharing, &kept, stop)?;
+                // Without a key, what was cut short is not kept for the next start.
+                ((!stop.is_set()).then_some(key), devices)
             }
             _ => (None, self.unmeasured(config)),
         };
@@ -125,7 +138,13 @@ impl<T: Task> Crew<T> {
         Ok(())
     }
 
-    fn probe(&mut self, config: &Config<T::Config>, sharing: Sharing, kept: &Kept) -> Result<Entry, TrainError> {
+    fn probe(
+        &mut self,
+        config: &Config<T::Config>,
+        sharing: Sharing,
+        kept: &Kept,
+        stop: &StopFlag,
+    ) -> Result<Entry, TrainError> {
         let parameters = 4 * self.layout.len() as u64;
         let limits = Limits {
             max_samples: config.batch.micro,
@@ -140,7 +159,7 @@ impl<T: Task> Crew<T> {
         let key = self.probe_key(config, &limits, sharing);
         let known = self.known(kept, &key);
         let Probed { devices, is_new } =
-            probe::probe(&*self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref())?;
+            probe::probe(&*self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref(), stop)?;
         for words in probe::in_words(&self.devices, &devices, is_new) {
             tracing::info!("{words}");
         }

@@ -79,7 +79,8 @@ pub(crate) struct RankTime {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Agreed {
     pub(crate) counts: Vec<u64>,
-    pub(crate) stop: bool,
+    /// The first rank that was asked to stop.
+    pub(crate) stop: Option<usize>,
     pub(crate) ends: bool,
     pub(crate) lr: f64,
     pub(crate) saved: Option<u64>,
@@ -129,7 +130,7 @@ pub(crate) fn agree(headers: &[Header], expected: u64) -> Result<Agreed, Conflic
     }
     Ok(Agreed {
         counts,
-        stop: headers.iter().any(|header| header.stop),
+        stop: headers.iter().position(|header| header.stop),
         ends: first.ends,
         lr: first.lr,
         saved: first.saved,
@@ -246,7 +247,7 @@ mod tests {
         assert!(!agreed.ends, "it is for rank 0 to say");
         assert_eq!((agreed.saved, agreed.best), (Some(6), Some(4)));
         assert_eq!((agreed.data_wait_s(), agreed.skipped.len()), (6e-6, 2));
-        assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.devices.len()), (vec![60], true, 0.5, 2));
+        assert_eq!((agreed.counts, agreed.stop, agreed.lr, agreed.devices.len()), (vec![60], Some(1), 0.5, 2));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::engine;
 use crate::error::TrainError;
 use crate::loader::{self, Job, MicroBatch};
 use crate::memory;
+use crate::signals::StopFlag;
 use crate::task::{Task, Which};
 
 pub(crate) use kept::{Entry, Kept, Key as ProbeKey};
@@ -103,13 +104,15 @@ fn classes<T: Task>(devices: &Devices<T>, limits: &Limits) -> Vec<Class> {
     classes.into_iter().map(|(_, class)| class).collect()
 }
 
-/// Measure all devices, or take over what is `known` from an earlier start if that is still true.
+/// Measure all devices, or take over what is `known` from an earlier start if that is still true. When
+/// `stop` is set it ends as soon as there is something to plan with.
 pub(crate) fn probe<T: Task>(
     task: &T,
     devices: &mut Devices<T>,
     pool: &ThreadPool,
     limits: &Limits,
     known: Option<&[DeviceProfile]>,
+    stop: &StopFlag,
 ) -> Result<Probed, TrainError> {
     let names: Vec<String> = devices.names().map(str::to_owned).collect();
     let costs = task.costs(Which::Train);
@@ -136,7 +139,8 @@ pub(crate) fn probe<T: Task>(
         // A round: each class at its next size, all at the same time, as they will when training.
         loop {
             let next = |(guard, is_full): (&Guard, &bool)| match guard.next() {
-                Step::Run(samples) if !is_full => Some(samples),
+                // Each length needs one size.
+                Step::Run(samples) if !is_full && (samples == 1 || !stop.is_set()) => Some(samples),
                 _ => None,
             };
             let sizes: Vec<Option<u32>> = guards.iter().zip(&is_full).map(next).collect();

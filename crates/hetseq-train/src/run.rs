@@ -61,9 +61,8 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
     if options.weight.is_some() && config.batch.split != Split::Weights {
         return Err(TrainError::Config("--weight only counts with batch.split = \"weights\"; set that too".to_owned()));
     }
-    let mut crew = Crew::assemble("train", task, &config, options, Survey::Measure)?;
-    // Before this a signal simply ends the process: there is nothing to save yet.
-    let stop = StopFlag::listen().map_err(TrainError::io("listening for signals"))?;
+    let stop = StopFlag::default();
+    let mut crew = Crew::assemble("train", task, &config, options, Survey::Measure(&stop))?;
     let mut start = match Start::find(&mut crew, &config, options) {
         Ok(start) => start,
         Err(error) => {

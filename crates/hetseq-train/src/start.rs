@@ -91,12 +91,13 @@ impl<T: Task> Start<T> {
         let saver = match observer.journal() {
             Some(journal) => {
                 let (checkpoints, keep) = (checkpoints.clone(), config.checkpoint.keep);
+                let saved = if let Aside::After(updates) = aside { Some(updates) } else { None };
                 let save = move |snapshot: &Snapshot| {
                     // A resume finds the events of all updates that the checkpoint counts as done.
                     journal.sync(TO_SYNC_EVENTS);
                     checkpoints.save(snapshot, keep)
                 };
-                Some(Saver::start(saved(&state), save)?)
+                Some(Saver::start(saved, save)?)
             }
             None => None,
         };

@@ -72,10 +72,15 @@ impl<T: Task> Trainer<T> {
         Ok(word == [1])
     }
 
-    /// Before the first update of this process: a run that had ended early, and is started again, ends again.
+    /// Before the first update of this process: a run that had ended early, and is started again, ends again. One that was
+    /// asked to stop saves even then, so that a stop always leaves a checkpoint.
     pub(super) fn end_at_once(&mut self, agreed: &Agreed) -> Result<Option<End>, TrainError> {
-        if !agreed.ends && !agreed.stop {
+        if !agreed.ends && agreed.stop.is_none() {
             return Ok(None);
+        }
+        if let Some(rank) = agreed.stop {
+            self.announce_stop(rank);
+            self.save()?;
         }
         self.finish_saves()?;
         if agreed.ends {

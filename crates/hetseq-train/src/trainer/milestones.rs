@@ -25,18 +25,32 @@ impl<T: Task> Trainer<T> {
         let is_best = validates && self.validate()?;
         let ends_early = next.ends || (validates && !is_last && self.patience_is_out()?);
         let is_due = self.config.checkpoint.every.is_due(updates, epoch, epoch_ended);
-        if next.stop || ends || ends_early || is_best || is_due {
+        if let Some(rank) = next.stop {
+            self.announce_stop(rank);
+        }
+        if next.stop.is_some() || ends || ends_early || is_best || is_due {
             self.save()?;
         }
         if ends_early {
             return self.end_early().map(Some);
         }
-        if next.stop {
+        if next.stop.is_some() {
             self.finish_saves()?;
             self.settle()?;
             return Ok(Some(End::Stopped));
         }
         Ok(None)
+    }
+
+    /// The rank that got the signal has said so itself.
+    pub(super) fn announce_stop(&self, rank: usize) {
+        if rank != self.crew.group.rank() {
+            let host = self.crew.group.host(rank);
+            tracing::warn!(
+                "rank {rank} ({host}) was asked to stop: saving after {}",
+                at_update(self.state.cursor.updates)
+            );
+        }
     }
 
     /// Whether this is the best so far: on all ranks or on none, as they hold the same numbers (`evaluate.rs`).
