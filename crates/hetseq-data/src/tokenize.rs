@@ -38,6 +38,8 @@ pub use words::{BertWords, WordCounts};
 /// here again, which takes long.
 fn parse(json: &[u8], path: &Path) -> Result<tokenizers::Tokenizer, DataError> {
     let text = std::str::from_utf8(json).map_err(|reason| bad(path, reason.to_string()))?;
+    // `tokenizers` panics where a decoder is not JSON.
+    serde_json::from_str::<serde_json::Value>(text).map_err(|reason| bad(path, reason.to_string()))?;
     text.parse().map_err(|reason: tokenizers::Error| bad(path, reason.to_string()))
 }
 

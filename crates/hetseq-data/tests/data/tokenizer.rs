@@ -152,6 +152,10 @@ fn files_that_give_no_tokenizer_are_named() {
     std::fs::write(&path, "{ \"model\": 5 }").unwrap();
     let error = Tokenizer::read_json(&path).unwrap_err().to_string();
     assert!(error.contains("vocab.txt") && error.contains("does not give a tokenizer"), "{error}");
+    // Cut short in its decoder.
+    std::fs::write(&path, "{ \"version\": \"1.0\", \"decoder\": { \"type\"").unwrap();
+    let error = Tokenizer::read_json(&path).unwrap_err().to_string();
+    assert!(error.contains("does not give a tokenizer: EOF while parsing"), "{error}");
     assert!(Tokenizer::read_json(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
 }
 
