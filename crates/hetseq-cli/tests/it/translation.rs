@@ -212,6 +212,7 @@ fn what_does_not_fit_is_refused() {
         ("task.model", "\"huge\"", "unknown value `huge`. Known here: tiny, small, iwslt, base, big"),
         ("task.heads", "5", "d_model = 64: must be divisible by encoder_attention_heads = 5"),
         ("task.label_smoothing", "1.0", "task.label_smoothing = 1 must be at least 0 and below 1"),
+        ("task.bleu_beam", "65536", "task.bleu_beam = 65536 must be 1 to 1000"),
         ("task.max_positions", "3", "the model has 3 positions, but sentences have up to"),
         ("task.data", "\"nowhere\"", "nowhere"),
         ("task.layer", "3", "task.layer"),

@@ -69,6 +69,9 @@ pub struct TranslationConfig {
     pub pad_to_multiple: usize,
 }
 
+/// Memory and time of a search grow with the beam, and wider ones than some ten find worse translations.
+const MOST_BLEU_BEAM: usize = 1000;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Norm {
@@ -103,6 +106,10 @@ impl TranslationConfig {
         let wrong = |reason: String| TaskError::Other(format!("{named}: {reason}"));
         if !(0.0..1.0).contains(&self.label_smoothing) {
             let reason = format!("label_smoothing = {} must be at least 0 and below 1", self.label_smoothing);
+            return Err(TaskError::Other(format!("task.{reason}")));
+        }
+        if !(1..=MOST_BLEU_BEAM).contains(&self.bleu_beam) {
+            let reason = format!("bleu_beam = {} must be 1 to {MOST_BLEU_BEAM}", self.bleu_beam);
             return Err(TaskError::Other(format!("task.{reason}")));
         }
         let model = self.changed(model);
