@@ -60,6 +60,7 @@
 //! # Ok::<(), hetseq_balance::BalanceError>(())
 //! ```
 
+mod caps;
 pub mod drift;
 pub mod error;
 pub mod forecast;

@@ -14,6 +14,7 @@ mod rank;
 
 use serde::{Deserialize, Serialize};
 
+use crate::caps::TokenCap;
 use crate::drift::{Drift, Smoothed};
 use crate::error::BalanceError;
 use crate::network;
@@ -107,7 +108,9 @@ pub struct Planner {
 #[derive(Clone, Debug, PartialEq)]
 struct Device {
     rank: usize,
+    /// As measured at the start.
     profile: DeviceProfile,
+    cap: TokenCap,
     drift: Drift,
     after: Smoothed,
     /// It failed, and gets nothing any more.
@@ -145,6 +148,7 @@ impl Planner {
                 rank,
                 drift: Drift::new(profile.table.is_measured()),
                 after: Smoothed::new(sane(profile.after_s)),
+                cap: TokenCap::new(profile.max_tokens),
                 profile: profile.clone(),
                 is_retired: false,
             };
@@ -217,6 +221,7 @@ impl Planner {
             device.drift.observe(done.base_s, done.micros);
             if done.base_s > 0.0 {
                 device.after.observe(done.after_micros);
+                device.cap.calm_update();
             }
         }
         self.block.compute_s += self.longest_s(done.iter().map(|done| done.micros.saturating_add(done.after_micros)));
@@ -263,12 +268,10 @@ impl Planner {
         (self.block, self.has_news) = (Block::default(), true);
     }
 
-    /// A device ran out of memory: from now on at most so many tokens in a micro-batch.
-    pub fn cap_tokens(&mut self, device: usize, max_tokens: u32) {
-        if let Some(device) = self.devices.get_mut(device) {
-            let cap = &mut device.profile.max_tokens;
-            *cap = Some(cap.map_or(max_tokens, |cap| cap.min(max_tokens)));
-        }
+    /// A device ran out of memory in the update just observed: its micro-batches have at most `max_tokens` tokens for a number of
+    /// updates, which is returned; then more is tried again.
+    pub fn cap_tokens(&mut self, device: usize, max_tokens: u32) -> u32 {
+        self.devices.get_mut(device).map_or(0, |device| device.cap.ran_out(max_tokens))
     }
 
     /// A device failed: from now on it gets nothing, whatever the split. The last one stays, since somebody has to compute.
@@ -281,9 +284,9 @@ impl Planner {
 
     /// Caps for devices without any, as in validation.
     pub fn with_usual_caps(mut self, max_tokens: Option<u32>, max_samples: Option<u32>) -> Planner {
-        for Device { profile, .. } in &mut self.devices {
-            if profile.max_tokens.is_none() && profile.max_samples.is_none() {
-                (profile.max_tokens, profile.max_samples) = (max_tokens, max_samples);
+        for Device { profile, cap, .. } in &mut self.devices {
+            if cap.tokens().is_none() && profile.max_samples.is_none() {
+                (*cap, profile.max_samples) = (TokenCap::new(max_tokens), max_samples);
             }
         }
         self
@@ -292,8 +295,8 @@ impl Planner {
     /// Lets devices whose cap is `cap` tokens take a sample of `tokens` tokens, alone in its micro-batch. For validation,
     /// which keeps nothing for a backward pass and so needs less memory than what the cap was measured with.
     pub fn raise_caps(&mut self, cap: u32, tokens: u32) {
-        for device in self.devices.iter_mut().filter(|device| device.profile.max_tokens == Some(cap)) {
-            device.profile.max_tokens = Some(tokens.max(cap));
+        for device in self.devices.iter_mut().filter(|device| device.cap.tokens() == Some(cap)) {
+            device.cap = TokenCap::new(Some(tokens.max(cap)));
         }
     }
 
@@ -315,7 +318,7 @@ impl Planner {
             for device in &mut rank.devices {
                 let Some((known, pace)) = devices.next() else { break };
                 device.table = device.table.scaled(pace.factor);
-                (device.after_s, device.max_tokens) = (pace.after_s, known.profile.max_tokens);
+                (device.after_s, device.max_tokens) = (pace.after_s, known.cap.usual());
             }
             let known = &self.ranks[at];
             rank.host_s = known.host.seconds();
@@ -437,7 +440,8 @@ impl Planner {
 
 /// What `share` has to know of a device.
 fn load<'a>(device: &'a Device, pace: &Pace, split: Split, even: &'a CostTable) -> DeviceLoad<'a> {
-    let DeviceProfile { ref table, weight, max_tokens, max_samples, .. } = device.profile;
+    let DeviceProfile { ref table, weight, max_samples, .. } = device.profile;
+    let max_tokens = device.cap.tokens();
     let (by, factor, overhead_s) = match split {
         Split::Measured => (table, pace.factor, pace.overhead_s()),
         Split::Weights => (even, 1.0 / weight, 0.0),

@@ -46,13 +46,6 @@ impl Roster {
         Ok(Roster { profile: Profile { ranks, ..like }, members, mine: range, keys })
     }
 
-    /// A device cannot hold more than `most_tokens` at once; the next start shall know.
-    pub(crate) fn cap(&mut self, device: usize, most_tokens: u32) {
-        if let Some(device) = self.profile.ranks.iter_mut().flat_map(|rank| &mut rank.devices).nth(device) {
-            device.max_tokens = Some(device.max_tokens.map_or(most_tokens, |known| known.min(most_tokens)));
-        }
-    }
-
     /// What was measured, for the next start.
     pub(crate) fn entries(&self) -> Vec<Entry> {
         let entry = |(key, rank): (&Option<ProbeKey>, &RankProfile)| {

@@ -73,12 +73,12 @@ impl<T: Task> Trainer<T> {
         for (device, time) in agreed.devices.iter().enumerate() {
             if let Some(most) = time.most_tokens {
                 let tokens = u32::try_from(most).unwrap_or(u32::MAX);
-                self.planner.cap_tokens(device, tokens);
-                self.crew.roster.cap(device, tokens);
-                self.keep_profile();
+                let updates = self.planner.cap_tokens(device, tokens);
                 let name = self.crew.roster.name(device);
-                let message =
-                    format!("{name} ran out of memory: from now on its micro-batches have at most {most} tokens");
+                let message = format!(
+                    "{name} ran out of memory: its micro-batches have at most {most} tokens, and twice as many after \
+                     {updates} updates"
+                );
                 self.observer.tell(&Event::Warning { message });
             }
         }
