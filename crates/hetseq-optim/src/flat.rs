@@ -1,4 +1,5 @@
-//! Arithmetic on whole flat buffers that is no optimizer's: devices' gradients are put together with it.
+//! Arithmetic on whole flat buffers that is no optimizer's: devices' gradients are put together with it, and values that
+//! are not finite are found.
 
 use rayon::prelude::*;
 
@@ -26,6 +27,35 @@ pub fn unscale(gradients: &mut [f32], scale: f32) -> bool {
     is_finite
 }
 
+/// The position of the first value that is infinite or NaN.
+pub fn first_not_finite(values: &[f32]) -> Option<usize> {
+    let chunk = values.par_chunks(PARALLEL_CHUNK).position_first(|chunk| !are_finite(chunk))?;
+    let start = chunk * PARALLEL_CHUNK;
+    values[start..].iter().position(|value| !value.is_finite()).map(|at| start + at)
+}
+
+/// Whether no value is infinite or NaN.
+pub(crate) fn are_finite(values: &[f32]) -> bool {
+    // Without an early exit, so that the loop is vectorised.
+    is_clear(values.iter().fold(0, |flags, value| flags | flag(*value)))
+}
+
+/// Bits of which the highest is set if and only if `value` is infinite or NaN. The flags of many values can be joined by
+/// `|`, in any order, so that loops that write values can check them on the way and are vectorised still.
+#[inline(always)]
+pub(crate) fn flag(value: f32) -> u32 {
+    const MAGNITUDE: u32 = 0x7fff_ffff;
+    // The smallest bit of the exponent: added to an exponent of ones it carries into the sign.
+    const CARRY: u32 = 0x0080_0000;
+    (value.to_bits() & MAGNITUDE).wrapping_add(CARRY)
+}
+
+/// Whether none of the flags that were joined was set.
+#[inline(always)]
+pub(crate) fn is_clear(flags: u32) -> bool {
+    flags >> 31 == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,5 +75,18 @@ mod tests {
         assert_eq!(gradients, [1.0, -2.0]);
         assert!(!unscale(&mut [1.0, f32::INFINITY], 2.0));
         assert!(!unscale(&mut [f32::NAN, 1.0], 2.0));
+    }
+
+    #[test]
+    fn the_first_value_that_is_not_finite_is_found() {
+        let mut values = vec![f32::MAX; 3 * PARALLEL_CHUNK + 7];
+        values[5] = -f32::MIN_POSITIVE / 2.0;
+        assert_eq!(first_not_finite(&values), None);
+        for (at, value) in [(3 * PARALLEL_CHUNK + 6, f32::NAN), (PARALLEL_CHUNK + 1, f32::NEG_INFINITY), (0, -f32::NAN)]
+        {
+            values[at] = value;
+            assert_eq!(first_not_finite(&values), Some(at));
+        }
+        assert_eq!(first_not_finite(&[]), None);
     }
 }

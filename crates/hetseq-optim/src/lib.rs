@@ -37,7 +37,7 @@ mod optimizer;
 mod schedule;
 
 pub use error::OptimError;
-pub use flat::{add, unscale};
+pub use flat::{add, first_not_finite, unscale};
 pub use layout::{Entry, Layout, decays};
 pub use norm::{clip_factor, global_norm};
 pub use optimizer::{Eps, Optimizer, OptimizerConfig, OptimizerName};

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 
 use super::OptimizerConfig;
 use super::pieces::{ChunkSums, Piece, Pieces, Tensor, chunks, cut, scratch, squares};
+use crate::flat::are_finite;
 use crate::norm::sum_of_squares;
 use factors::{Factoring, Factors};
 
@@ -47,6 +48,11 @@ impl Moments {
             exp_avg_sq: vec![0.0; whole.map(|(tensor, _)| tensor.range.len()).sum()],
             factorings,
         }
+    }
+
+    /// Whether no second moment is infinite or NaN. There are few: of matrices one for each row and column.
+    pub(super) fn are_finite(&self) -> bool {
+        [&self.exp_avg_sq_row, &self.exp_avg_sq_col, &self.exp_avg_sq].into_iter().all(|moments| are_finite(moments))
     }
 }
 
@@ -105,7 +111,8 @@ pub(super) fn relative_rate(config: &OptimizerConfig, step: u64) -> f64 {
     most.min(1.0 / step.sqrt())
 }
 
-/// One step of the parameters in `range`, whose elements the first two buffers hold; the moments are whole.
+/// One step of the parameters in `range`, whose elements the first two buffers hold; the moments are whole. Returns whether
+/// the parameters are finite afterwards, and with them the running means; for the second moments see [`Moments::are_finite`].
 pub(super) fn step(
     all: &Pieces,
     range: &Range<usize>,
@@ -113,7 +120,7 @@ pub(super) fn step(
     gradients: &[f32],
     moments: &mut Moments,
     scalars: &Scalars,
-) {
+) -> bool {
     let factors = factors::update(all, range, gradients, moments, scalars);
     let pass = Pass { all, pieces: all.within(range), start: range.start, gradients, factors, scalars };
 
@@ -125,9 +132,9 @@ pub(super) fn step(
         Some(_) => cut(&mut moments.exp_avg[range.clone()], pass.lengths()),
         None => cut(&mut [], pass.pieces.iter().map(|_| 0)),
     };
-    (pass.pieces, cut(parameters, pass.lengths()), wholes, averages).into_par_iter().for_each(
-        |(piece, p, whole, average)| {
-            let (rate, mut scratch) = (rates[piece.tensor], scratch());
+    let descended = (pass.pieces, cut(parameters, pass.lengths()), wholes, averages).into_par_iter().map(
+        |(piece, p, whole, average): (&Piece, &mut [f32], &mut [f32], &mut [f32])| {
+            let (rate, mut scratch, mut is_finite) = (rates[piece.tensor], scratch(), true);
             for at in chunks(p.len()) {
                 let (p, step) = (&mut p[at.clone()], &mut scratch[..at.len()]);
                 pass.direct(piece, &at, whole, step);
@@ -135,9 +142,12 @@ pub(super) fn step(
                     Some(beta1) => descend_averaged(p, step, &mut average[at], beta1, rate),
                     None => descend(p, step, rate),
                 }
+                is_finite &= are_finite(p);
             }
+            is_finite
         },
     );
+    descended.reduce(|| true, |all, one| all & one)
 }
 
 /// What the second and the third pass share.

@@ -10,6 +10,7 @@
 //! loops wait for memory, not for that multiplication.
 
 use super::{OptimizerConfig, OptimizerName};
+use crate::flat::{flag, is_clear};
 
 /// The scalars of one step for decaying and for other parameters.
 pub(super) struct Pair<S> {
@@ -111,33 +112,43 @@ impl AdadeltaScalars {
     }
 }
 
+// Each tells whether all it wrote is finite. A moment that is not makes its parameter so too, except for the one that the
+// step is divided by: only that one and the parameter are looked at.
+//
 // `inline(never)`: as arguments of a function the slices are known not to overlap, so the loops are
 // vectorised without run-time checks. The call is paid once per stretch of thousands of elements.
 
 #[inline(never)]
-pub(super) fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) {
+pub(super) fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) -> bool {
+    let mut flags = 0;
     for (p, g) in p.iter_mut().zip(g) {
         let grad = *g * s.scale + *p * s.l2;
         *p -= s.lr * grad;
+        flags |= flag(*p);
     }
+    is_clear(flags)
 }
 
 /// The buffer starts at 0, so the first step sets it to the gradient, as PyTorch does by a copy.
 #[inline(never)]
-pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScalars) {
+pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScalars) -> bool {
+    let mut flags = 0;
     if s.nesterov {
         for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
             let grad = *g * s.scale + *p * s.l2;
             *b = *b * s.momentum + grad;
             *p -= s.lr * (grad + *b * s.momentum);
+            flags |= flag(*p);
         }
     } else {
         for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
             let grad = *g * s.scale + *p * s.l2;
             *b = *b * s.momentum + grad;
             *p -= s.lr * *b;
+            flags |= flag(*p);
         }
     }
+    is_clear(flags)
 }
 
 /// Adam and AdamW.
@@ -145,24 +156,30 @@ pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScal
 /// The first moment is `beta1 m + (1 - beta1) g` where PyTorch writes `m + (1 - beta1)(g - m)`: equal
 /// but for rounding, and exactly `g` for `beta1 = 0`.
 #[inline(never)]
-pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamScalars) {
+pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamScalars) -> bool {
+    let mut flags = 0;
     for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         let grad = *g * s.scale + *p * s.l2;
         *m = *m * s.beta1 + grad * s.one_minus_beta1;
         *v = *v * s.beta2 + grad * grad * s.one_minus_beta2;
         let denominator = v.sqrt() / s.bias2_sqrt + s.eps;
         *p = *p * s.keep - s.step_size * *m / denominator;
+        flags |= flag(*p) | flag(*v);
     }
+    is_clear(flags)
 }
 
 /// `square` is the running mean of squared gradients, `step` that of squared steps before the rate.
 #[inline(never)]
-pub(super) fn adadelta(p: &mut [f32], g: &[f32], square: &mut [f32], step: &mut [f32], s: &AdadeltaScalars) {
+pub(super) fn adadelta(p: &mut [f32], g: &[f32], square: &mut [f32], step: &mut [f32], s: &AdadeltaScalars) -> bool {
+    let mut flags = 0;
     for (((p, g), square), step) in p.iter_mut().zip(g).zip(square).zip(step) {
         let grad = *g * s.scale + *p * s.l2;
         *square = *square * s.rho + grad * grad * s.one_minus_rho;
         let delta = (*step + s.eps).sqrt() / (*square + s.eps).sqrt() * grad;
         *step = *step * s.rho + delta * delta * s.one_minus_rho;
         *p -= s.lr * delta;
+        flags |= flag(*p) | flag(*square);
     }
+    is_clear(flags)
 }

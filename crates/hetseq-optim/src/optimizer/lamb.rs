@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use super::OptimizerConfig;
 use super::pieces::{ChunkSums, Piece, Pieces, Tensor, chunks, cut, scratch};
+use crate::flat::are_finite;
 use crate::norm::sum_of_squares;
 
 pub(super) struct Scalars {
@@ -63,7 +64,8 @@ impl Scalars {
     }
 }
 
-/// One step of the parameters in `range`, whose elements the first two buffers hold; the moments are whole.
+/// One step of the parameters in `range`, whose elements the first two buffers hold; the moments are whole. Returns whether
+/// all of them are finite afterwards.
 pub(super) fn step(
     all: &Pieces,
     range: &Range<usize>,
@@ -71,12 +73,12 @@ pub(super) fn step(
     gradients: &[f32],
     [first, second]: [&mut [f32]; 2],
     scalars: &Scalars,
-) {
+) -> bool {
     let pieces = all.within(range);
     let (first, second) = (&mut first[range.clone()], &mut second[range.clone()]);
     let lengths = || pieces.iter().map(|piece| piece.range.len());
 
-    let sums: Vec<(ChunkSums, ChunkSums)> = (pieces, cut(first, lengths()), cut(second, lengths()))
+    let sums: Vec<Measured> = (pieces, cut(first, lengths()), cut(second, lengths()))
         .into_par_iter()
         .map(|(piece, m, v)| {
             let (p, g) = (piece.of(parameters, range.start), piece.of(gradients, range.start));
@@ -84,35 +86,49 @@ pub(super) fn step(
         })
         .collect();
 
-    let weights = all.totals(pieces, sums.iter().map(|(weights, _)| *weights));
-    let directions = all.totals(pieces, sums.iter().map(|(_, direction)| *direction));
+    let weights = all.totals(pieces, sums.iter().map(|measured| measured.weights));
+    let directions = all.totals(pieces, sums.iter().map(|measured| measured.directions));
+    let moments_are_finite = sums.iter().all(|measured| measured.is_finite);
     let tensors = all.tensors.iter().zip(weights.into_iter().zip(directions));
     let rates: Vec<f32> = tensors.map(|(tensor, (w, d))| scalars.rate(tensor, w, d)).collect();
 
     let (first, second) = (&*first, &*second);
-    (pieces, cut(parameters, lengths())).into_par_iter().for_each(|(piece, p): (&Piece, _)| {
+    let descended = (pieces, cut(parameters, lengths())).into_par_iter().map(|(piece, p): (&Piece, &mut [f32])| {
         let (m, v) = (piece.of(first, range.start), piece.of(second, range.start));
         let decay = scalars.decay_of(&all.tensors[piece.tensor]);
-        let mut direction = scratch();
+        let (mut direction, mut is_finite) = (scratch(), true);
         for at in chunks(p.len()) {
             let (p, direction) = (&mut p[at.clone()], &mut direction[..at.len()]);
             direct(p, &m[at.clone()], &v[at], direction, decay, scalars);
             descend(p, direction, rates[piece.tensor]);
+            is_finite &= are_finite(p);
         }
+        is_finite
     });
+    descended.reduce(|| true, |all, one| all & one) & moments_are_finite
+}
+
+/// What the first pass finds of a piece.
+struct Measured {
+    weights: ChunkSums,
+    directions: ChunkSums,
+    /// The second moments; where the first are not, the parameters are not either.
+    is_finite: bool,
 }
 
 /// Moves the moments, and sums the squares of the parameters and of the direction.
-fn measure(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], decay: f32, s: &Scalars) -> (ChunkSums, ChunkSums) {
-    let (mut weights, mut directions) = (ChunkSums::default(), ChunkSums::default());
+fn measure(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], decay: f32, s: &Scalars) -> Measured {
+    let (mut weights, mut directions, mut is_finite) = (ChunkSums::default(), ChunkSums::default(), true);
     let mut direction = scratch();
     for (index, at) in chunks(p.len()).enumerate() {
         let (p, direction) = (&p[at.clone()], &mut direction[..at.len()]);
-        advance(p, &g[at.clone()], &mut m[at.clone()], &mut v[at], direction, decay, s);
+        let (m, v) = (&mut m[at.clone()], &mut v[at.clone()]);
+        advance(p, &g[at], m, v, direction, decay, s);
+        is_finite &= are_finite(v);
         weights[index] = sum_of_squares(p);
         directions[index] = sum_of_squares(direction);
     }
-    (weights, directions)
+    Measured { weights, directions, is_finite }
 }
 
 #[inline(never)]

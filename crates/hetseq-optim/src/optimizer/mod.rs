@@ -38,6 +38,8 @@ pub struct Optimizer {
     /// `beta^steps`, multiplied up step by step: `powf` may differ between platforms, and replicas
     /// with different last bits drift apart.
     beta_powers: [f64; 2],
+    /// Whether all that was written since `begin_step` is.
+    is_finite: bool,
 }
 
 impl Optimizer {
@@ -45,7 +47,14 @@ impl Optimizer {
     pub fn new(config: &OptimizerConfig, layout: &Layout) -> Result<Optimizer, OptimError> {
         config.validate()?;
         let moments = Moments::new(config, || Pieces::new(layout), layout.len());
-        Ok(Optimizer { config: config.clone(), decay: DecayMap::new(layout), moments, steps: 0, beta_powers: [1.0; 2] })
+        Ok(Optimizer {
+            config: config.clone(),
+            decay: DecayMap::new(layout),
+            moments,
+            steps: 0,
+            beta_powers: [1.0; 2],
+            is_finite: true,
+        })
     }
 
     /// One update of the whole layout: `gradients * scale` is applied to `parameters` at rate `lr`.
@@ -61,6 +70,7 @@ impl Optimizer {
     /// ranges, on every rank, also on one that owns no range.
     pub fn begin_step(&mut self) {
         self.steps += 1;
+        self.is_finite = true;
         for (power, beta) in self.beta_powers.iter_mut().zip(self.config.betas) {
             *power *= beta;
         }
@@ -84,47 +94,52 @@ impl Optimizer {
 
         let config = &self.config;
         let sweep = Sweep { decay: &self.decay, start: range.start };
-        match &mut self.moments {
+        self.is_finite &= match &mut self.moments {
             Moments::None => {
                 let sgd = SgdScalars::pair(config, scale, lr);
-                sweep.run(parameters, gradients, [], |p, g, [], decays| kernel::sgd(p, g, sgd.of(decays)));
+                sweep.run(parameters, gradients, [], |p, g, [], decays| kernel::sgd(p, g, sgd.of(decays)))
             }
             Moments::Momentum { buffer } => {
                 let sgd = SgdScalars::pair(config, scale, lr);
                 let buffers = [&mut buffer[range]];
-                sweep.run(parameters, gradients, buffers, |p, g, [b], decays| {
-                    kernel::momentum(p, g, b, sgd.of(decays));
-                });
+                sweep.run(parameters, gradients, buffers, |p, g, [b], decays| kernel::momentum(p, g, b, sgd.of(decays)))
             }
             Moments::Adam { exp_avg, exp_avg_sq } => {
                 let adam = AdamScalars::pair(config, self.beta_powers, scale, lr);
                 let moments = [&mut exp_avg[range.clone()], &mut exp_avg_sq[range]];
                 sweep.run(parameters, gradients, moments, |p, g, [m, v], decays| {
-                    kernel::adam(p, g, m, v, adam.of(decays));
-                });
+                    kernel::adam(p, g, m, v, adam.of(decays))
+                })
             }
             Moments::Adadelta { square_avg, acc_delta } => {
                 let adadelta = AdadeltaScalars::pair(config, scale, lr);
                 let moments = [&mut square_avg[range.clone()], &mut acc_delta[range]];
                 sweep.run(parameters, gradients, moments, |p, g, [square, step], decays| {
-                    kernel::adadelta(p, g, square, step, adadelta.of(decays));
-                });
+                    kernel::adadelta(p, g, square, step, adadelta.of(decays))
+                })
             }
             Moments::Lamb { pieces, exp_avg, exp_avg_sq } => {
                 let lamb = lamb::Scalars::new(config, self.beta_powers, scale, lr);
-                for part in pieces.parts(&range) {
+                pieces.parts(&range).into_iter().fold(true, |is_finite, part| {
                     let (p, g) = part_of(&part, range.start, parameters, gradients);
-                    lamb::step(pieces, &part, p, g, [exp_avg, exp_avg_sq], &lamb);
-                }
+                    is_finite & lamb::step(pieces, &part, p, g, [exp_avg, exp_avg_sq], &lamb)
+                })
             }
             Moments::Adafactor { pieces, moments } => {
                 let adafactor = adafactor::Scalars::new(config, self.steps, scale, lr);
-                for part in pieces.parts(&range) {
+                let is_finite = pieces.parts(&range).into_iter().fold(true, |is_finite, part| {
                     let (p, g) = part_of(&part, range.start, parameters, gradients);
-                    adafactor::step(pieces, &part, p, g, moments, &adafactor);
-                }
+                    is_finite & adafactor::step(pieces, &part, p, g, moments, &adafactor)
+                });
+                is_finite & moments.are_finite()
             }
-        }
+        };
+    }
+
+    /// Whether all parameters and moments that the last update wrote are finite. Checked in the same pass; true
+    /// before the first update.
+    pub fn is_finite(&self) -> bool {
+        self.is_finite
     }
 
     /// The learning rate of the `step`-th update, counted from 1, where the optimizer makes its own:

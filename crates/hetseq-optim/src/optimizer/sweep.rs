@@ -15,14 +15,15 @@ pub(super) struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Calls `kernel` with stretches of parameters, gradients and moments, and whether they decay.
+    /// Calls `kernel` with stretches of parameters, gradients and moments, and whether they decay. It tells whether all it wrote
+    /// is finite, and so does this.
     pub(super) fn run<const N: usize>(
         &self,
         parameters: &mut [f32],
         gradients: &[f32],
         moments: [&mut [f32]; N],
-        kernel: impl Fn(&mut [f32], &[f32], [&mut [f32]; N], bool) + Sync,
-    ) {
+        kernel: impl Fn(&mut [f32], &[f32], [&mut [f32]; N], bool) -> bool + Sync,
+    ) -> bool {
         let mut moments = moments.map(|moment| moment.chunks_mut(CHUNK));
         let chunks = parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).enumerate();
         let chunks: Vec<_> = chunks
@@ -31,11 +32,14 @@ impl Sweep<'_> {
                 (self.start + index * CHUNK, p, g, moments)
             })
             .collect();
-        chunks.into_par_iter().for_each(|(start, p, g, mut moments)| {
+        let step = |(start, p, g, mut moments): (usize, &mut [f32], &[f32], [&mut [f32]; N])| {
+            let mut is_finite = true;
             for (at, decays) in self.decay.within(start, p.len()) {
                 let moments = moments.each_mut().map(|moment| &mut moment[at.clone()]);
-                kernel(&mut p[at.clone()], &g[at], moments, decays);
+                is_finite &= kernel(&mut p[at.clone()], &g[at], moments, decays);
             }
-        });
+            is_finite
+        };
+        chunks.into_par_iter().map(step).reduce(|| true, |all, one| all & one)
     }
 }

@@ -318,3 +318,25 @@ fn buffers_must_fit_the_layout() {
     let mut optimizer = Optimizer::new(&OptimizerConfig::default(), &layout).unwrap();
     optimizer.step(&mut [0.0; 4], &[0.0; 3], 1.0, 0.1);
 }
+
+#[test]
+fn an_update_tells_whether_all_it_wrote_is_finite() {
+    let layout = layout();
+    for config in configs() {
+        // In a matrix, in a vector and at the end.
+        for at in [31_000, 30_050, layout.len() - 1] {
+            let mut optimizer = Optimizer::new(&config, &layout).unwrap();
+            let mut parameters = noise(layout.len(), 1);
+            train(&mut optimizer, &mut parameters, 0..2);
+            assert!(optimizer.is_finite(), "{config:?}");
+            let mut gradients = noise(layout.len(), 9);
+            // Its square, or its product with the rate, is beyond f32.
+            gradients[at] = 3e38;
+            optimizer.step(&mut parameters, &gradients, 1.0, 1e3);
+            let slots = optimizer.state();
+            let is_finite =
+                slots.iter().map(|(_, values)| *values).chain([&parameters[..]]).all(crate::flat::are_finite);
+            assert!(!is_finite && !optimizer.is_finite(), "{config:?} at {at}");
+        }
+    }
+}
