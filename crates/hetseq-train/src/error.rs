@@ -53,6 +53,12 @@ pub enum TrainError {
     )]
     NotFinite { update: u64, norm: f64, loss: f64, last: String },
     #[error(
+        "update {update} made a value that is not finite: {place}. The run has diverged, and nothing after {last} was saved. \
+         Lower optim.lr, set optim.clip_norm or lengthen the warm-up (optim.schedule), and start again: the same command \
+         resumes from there"
+    )]
+    Diverged { update: u64, place: String, last: String },
+    #[error(
         "update {update}: the ranks no longer agree on {what} ({detail}). This is a fault of hardware or of this \
          program, not of your config; nothing after the last good checkpoint was saved. Resume from {last}"
     )]

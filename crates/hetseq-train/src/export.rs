@@ -9,6 +9,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use crate::checkpoint::{Checkpoints, WEIGHTS, sync_dir};
 use crate::error::TrainError;
+use crate::weights;
 
 /// What the exported numbers are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,6 +37,7 @@ pub fn export(from: &Path, to: &Path, precision: Precision) -> Result<Exported, 
     if fs::symlink_metadata(to).is_ok() {
         return Err(TrainError::Config(format!("{} exists already; name a new directory", to.display())));
     }
+    weights::check(&checkpoint).map_err(|reason| TrainError::Checkpoint { path: checkpoint.clone(), reason })?;
     let doing = format!("exporting {} to {}", checkpoint.display(), to.display());
     let files = make_directory(to, |dir| {
         copy_files(&checkpoint, dir, |weights| match precision {
@@ -87,6 +89,7 @@ pub(crate) fn copy_files(
 
 fn convert(from: &Path, to: &Path, precision: Precision) -> io::Result<()> {
     let failed = |error: safetensors::SafeTensorError| io::Error::other(format!("{}: {error}", from.display()));
+    let refused = |reason: String| Err(io::Error::other(format!("{}: {reason}", from.display())));
     let bytes = fs::read(from)?;
     let file = SafeTensors::deserialize(&bytes).map_err(failed)?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(failed)?;
@@ -96,13 +99,22 @@ fn convert(from: &Path, to: &Path, precision: Precision) -> io::Result<()> {
         let value = f32::from_le_bytes(bytes);
         if is_f16 { f16::from_f32(value).to_le_bytes() } else { bf16::from_f32(value).to_le_bytes() }
     };
-    let halves: Vec<_> = file
-        .iter()
-        .map(|(name, tensor)| {
-            let data: Vec<u8> = tensor.data().as_chunks::<4>().0.iter().flat_map(|&bytes| rounded(bytes)).collect();
-            (name, tensor.shape().to_vec(), data)
-        })
-        .collect();
+    let is_beyond = |half: [u8; 2]| match is_f16 {
+        true => !f16::from_le_bytes(half).is_finite(),
+        false => !bf16::from_le_bytes(half).is_finite(),
+    };
+    let mut halves = Vec::new();
+    for (name, tensor) in file.iter() {
+        if tensor.dtype() != Dtype::F32 {
+            return refused(format!("{name} is {:?}; only F32 can be converted", tensor.dtype()));
+        }
+        let data: Vec<u8> = tensor.data().as_chunks::<4>().0.iter().flat_map(|&bytes| rounded(bytes)).collect();
+        // All weights are finite, so this is one beyond the largest number of the type.
+        if data.as_chunks::<2>().0.iter().any(|&half| is_beyond(half)) {
+            return refused(format!("{name} has values too large for {dtype:?}; export it as f32 or bf16"));
+        }
+        halves.push((name, tensor.shape().to_vec(), data));
+    }
     let views = halves.iter().map(|(name, shape, data)| {
         safetensors::tensor::TensorView::new(dtype, shape.clone(), data).map(|view| (name, view))
     });
@@ -117,7 +129,6 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::write_flat;
-    use crate::weights;
 
     fn layout() -> Layout {
         Layout::new([("a".to_owned(), vec![2, 2]), ("b".to_owned(), vec![1])]).unwrap()
@@ -165,6 +176,31 @@ mod tests {
             let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
             assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
         }
+    }
+
+    #[test]
+    fn models_that_are_damaged_empty_or_not_finite_are_refused_and_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, to) = (run(dir.path()), dir.path().join("model"));
+        let file = run.join("checkpoints/step-7").join(WEIGHTS);
+        let whole = fs::read(&file).unwrap();
+        let empty = Layout::new([]).unwrap();
+        let refuse = |precision: Precision, part: &str| {
+            let refusal = export(&run, &to, precision).unwrap_err();
+            assert!(!refusal.is_usage() && refusal.to_string().contains(part), "{refusal}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{part}");
+        };
+        write_flat(&file, &empty, &[]).unwrap();
+        refuse(Precision::F32, "holds no tensors");
+        for length in [0, whole.len() - 1] {
+            fs::write(&file, &whole[..length]).unwrap();
+            refuse(Precision::F32, "is damaged");
+        }
+        write_flat(&file, &layout(), &[1.0, 2.0, 3.0, 4.0, f32::NAN]).unwrap();
+        refuse(Precision::F32, "b is NaN at element 0");
+        write_flat(&file, &layout(), &[1.0, 2.0, 3.0, 1e6, 5.0]).unwrap();
+        refuse(Precision::F16, "a has values too large for F16");
+        export(&run, &to, Precision::Bf16).unwrap();
     }
 
     #[test]

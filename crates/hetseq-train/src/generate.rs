@@ -155,6 +155,9 @@ impl Generator {
         done(empty);
         let batches = batches(sentences, self.options.batch_tokens);
         for (line, hypotheses) in self.run(batches, done)? {
+            if !hypotheses.first().is_some_and(|best| best.score.is_finite()) {
+                return Err(self.no_score(&lines[line]));
+            }
             let translation = &mut translations[line];
             translation.tokens = hypotheses.first().map_or(0, |best| best.tokens.len());
             for hypothesis in hypotheses {
@@ -163,6 +166,13 @@ impl Generator {
             }
         }
         Ok(translations)
+    }
+
+    /// The weights are finite, but what is computed with them is not.
+    fn no_score(&self, line: &str) -> TrainError {
+        let line: String = line.chars().take(60).collect();
+        let reason = format!("its scores of translations of `{line}` are not finite. Use an earlier checkpoint");
+        TrainError::Checkpoint { path: self.checkpoint.clone(), reason }
     }
 
     /// No longer than the model has positions; the end stays.

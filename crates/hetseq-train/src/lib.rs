@@ -14,6 +14,7 @@ pub mod engine;
 mod error;
 mod evaluate;
 pub mod export;
+mod finite;
 mod flat;
 pub mod generate;
 mod header;

@@ -165,6 +165,14 @@ fn eval_with<T: Task>(
     for warning in skips.note(Which::Valid, &evaluation.skipped) {
         tracing::warn!("{warning}");
     }
+    if !evaluation.loss.is_finite() {
+        let reason = format!(
+            "the loss is {}, though all weights are finite: values overflow in the model. Use an earlier checkpoint, or f32 \
+             (run.precision)",
+            evaluation.loss
+        );
+        return Err(TrainError::Checkpoint { path: path.unwrap_or(dir), reason });
+    }
     Ok((path, evaluation))
 }
 

@@ -250,6 +250,9 @@ impl<T: Task> Trainer<T> {
         // The devices have dropped their handles by now, so this does not copy.
         let parameters = Arc::make_mut(&mut self.parameters);
         self.optimizer.step(parameters, &global.flat, scale, agreed.lr as f32);
+        if !self.optimizer.is_finite() {
+            return Err(self.diverged(update));
+        }
         self.crew.devices.load(&self.parameters)?;
         self.pulse.last.host_micros += started.elapsed().as_micros() as u64;
         Ok(())

@@ -8,12 +8,13 @@ use burn::tensor::Device;
 use fs_err as fs;
 use half::{bf16, f16};
 use hetseq_models::Network;
-use hetseq_optim::Layout;
+use hetseq_optim::{Layout, first_not_finite};
 use pytorch_reader::PytorchReader;
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use crate::error::TrainError;
+use crate::finite::not_finite;
 use crate::flat::{self, initial, layout_of};
 
 /// What a directory may hold its weights in, the preferred first.
@@ -62,7 +63,8 @@ pub fn load<M: Network>(
     Ok((if device.is_autodiff() { model } else { model.valid() }, found))
 }
 
-/// Fills `flat` from a directory or a file. `rename` says what a tensor of the file is called here; none: not asked for.
+/// Fills `flat` from a directory or a file. `rename` says what a tensor of the file is called here; none: not asked for. Values
+/// that are not finite are an error.
 pub(crate) fn read(
     path: &Path,
     layout: &Layout,
@@ -81,6 +83,9 @@ pub(crate) fn read(
         found.insert(name);
         Ok(())
     })?;
+    if let Some(place) = not_finite(layout, flat) {
+        return Err(format!("{}: {place}; the run that saved it diverged. Use an earlier one", path.display()));
+    }
     unused.sort_unstable();
     let names = layout.entries().iter().map(|entry| &entry.name);
     Ok(Match { missing: names.filter(|name| !found.contains(*name)).cloned().collect(), unused })
@@ -109,17 +114,38 @@ pub(crate) struct Named {
     pub(crate) values: Vec<f32>,
 }
 
-/// All tensors of a directory or a file, by name.
+/// All tensors of a directory or a file, by name; their values are finite.
 pub(crate) fn read_named(path: &Path) -> Result<Vec<Named>, String> {
     let mut all = Vec::new();
     for_each(path, &mut |tensor| {
         let mut values = vec![0.0; tensor.shape.iter().product()];
         tensor.copy(tensor.shape, &mut values)?;
+        if let Some(at) = first_not_finite(&values) {
+            return Err(format!("{} is {} at element {at}", tensor.name, values[at]));
+        }
         all.push(Named { name: tensor.name.to_owned(), shape: tensor.shape.to_vec(), values });
         Ok(())
     })?;
     all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(all)
+}
+
+/// Fails unless there are tensors, all of them can be read, and all floating-point values are finite.
+pub(crate) fn check(path: &Path) -> Result<(), String> {
+    let mut count = 0;
+    for_each(path, &mut |tensor| {
+        count += 1;
+        if matches!(tensor.kind, Kind::Other) {
+            return (tensor.bytes)().map(drop);
+        }
+        let mut values = vec![0.0; tensor.shape.iter().product()];
+        tensor.copy(tensor.shape, &mut values)?;
+        match first_not_finite(&values) {
+            Some(at) => Err(format!("{} is {} at element {at}", tensor.name, values[at])),
+            None => Ok(()),
+        }
+    })?;
+    if count == 0 { Err(format!("{} holds no tensors", path.display())) } else { Ok(()) }
 }
 
 /// Whether there is something to read: a file, or a directory that holds one.
@@ -266,137 +292,4 @@ fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N])
 }
 
 #[cfg(test)]
-mod tests {
-    use burn::tensor::Tensor;
-    use hetseq_models::bert::parameter_name;
-    use hetseq_models::convnet::ConvNet;
-
-    use super::*;
-    use crate::checkpoint::write_flat;
-
-    fn layout(names: &[&str]) -> Layout {
-        Layout::new(names.iter().map(|name| ((*name).to_owned(), vec![2]))).unwrap()
-    }
-
-    fn same(name: &str) -> Option<String> {
-        Some(name.to_owned())
-    }
-
-    #[test]
-    fn names_are_translated_and_the_rest_is_told() {
-        let dir = tempfile::tempdir().unwrap();
-        write_flat(
-            &dir.path().join("model.safetensors"),
-            &layout(&["x.gamma", "other", "ids"]),
-            &[1., 2., 3., 4., 5., 6.],
-        )
-        .unwrap();
-        let rename = |name: &str| if name == "ids" { None } else { Some(name.replace("gamma", "weight")) };
-        let mut flat = vec![9.0; 4];
-        let found = read(dir.path(), &layout(&["x.weight", "head"]), &rename, &mut flat).unwrap();
-        assert_eq!(found, Match { missing: vec!["head".to_owned()], unused: vec!["other".to_owned()] });
-        assert_eq!(flat, [1.0, 2.0, 9.0, 9.0]);
-        let refusal = read_all(dir.path(), &layout(&["head", "x"]), &rename).unwrap_err();
-        assert!(refusal.contains("has no tensor head (and 1 more)"), "{refusal}");
-    }
-
-    #[test]
-    fn a_model_in_several_files_is_read() {
-        let dir = tempfile::tempdir().unwrap();
-        for (i, name) in ["a", "b"].into_iter().enumerate() {
-            let file = dir.path().join(format!("model-{i}.safetensors"));
-            write_flat(&file, &layout(&[name]), &[i as f32 + 1.0; 2]).unwrap();
-        }
-        let index = dir.path().join("model.safetensors.index.json");
-        fs::write(&index, r#"{"weight_map": {"a": "model-0.safetensors", "b": "model-1.safetensors"}}"#).unwrap();
-        assert_eq!(read_all(dir.path(), &layout(&["a", "b"]), &same).unwrap(), [1.0, 1.0, 2.0, 2.0]);
-        fs::write(&index, r#"{"weight_map": {"a": "../model-0.safetensors"}}"#).unwrap();
-        assert!(read_all(dir.path(), &layout(&["a"]), &same).unwrap_err().contains("not the name of a file"));
-    }
-
-    /// What scripts/fixtures/weights.py has recorded.
-    fn recorded(name: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/weights").join(name)
-    }
-
-    #[test]
-    fn files_of_pytorch_are_read_whatever_their_age() {
-        let shapes = [
-            ("bert.embeddings.word_embeddings.weight", vec![3, 2]),
-            ("bert.embeddings.LayerNorm.weight", vec![2]),
-            ("bert.embeddings.LayerNorm.bias", vec![2]),
-            ("cls.predictions.bias", vec![3]),
-        ];
-        let layout = Layout::new(shapes.map(|(name, shape)| (name.to_owned(), shape))).unwrap();
-        let expected: Vec<f32> = (1..=13).map(|value| value as f32).collect();
-        for name in ["today.bin", "old.bin", "others.bin"] {
-            let mut flat = vec![0.0; layout.len()];
-            let found = read(&recorded(name), &layout, &parameter_name, &mut flat).unwrap();
-            assert_eq!((found, flat), (Match::default(), expected.clone()), "{name}");
-        }
-        // Also as a directory, and in several files.
-        let dir = tempfile::tempdir().unwrap();
-        assert!(!are_at(dir.path()));
-        fs::copy(recorded("today.bin"), dir.path().join("part-1")).unwrap();
-        let index = r#"{"metadata": {"total_size": 52}, "weight_map": {"cls.predictions.bias": "part-1"}}"#;
-        fs::write(dir.path().join("pytorch_model.bin.index.json"), index).unwrap();
-        assert!(are_at(dir.path()));
-        assert_eq!(read_all(dir.path(), &layout, &parameter_name).unwrap(), expected);
-        let integers = |name: &str| (name == "embeddings.position_ids").then(|| "ids".to_owned());
-        let ids = Layout::new([("ids".to_owned(), vec![1, 4])]).unwrap();
-        let refusal = read_all(&recorded("old.bin"), &ids, &integers).unwrap_err();
-        assert!(refusal.contains("position_ids is not made of floating-point numbers"), "{refusal}");
-    }
-
-    #[test]
-    fn a_model_takes_its_weights_and_begins_with_its_own_where_there_are_none() {
-        let dir = tempfile::tempdir().unwrap();
-        let model = |device: &Device| ConvNet::new(1, 8, 8, 3, device);
-        let bias = Layout::new([("fc2.bias".to_owned(), vec![3]), ("odd".to_owned(), vec![1])]).unwrap();
-        write_flat(&dir.path().join("model.safetensors"), &bias, &[1.0, 2.0, 3.0, 4.0]).unwrap();
-        // To use it, and to train it.
-        for device in [Device::flex(), Device::flex().autodiff()] {
-            let (loaded, found) = load(model(&device), dir.path(), &same, &device).unwrap();
-            assert_eq!((found.unused, found.missing.len()), (vec!["odd".to_owned()], 7));
-            let answer = |model: &ConvNet, images: Tensor<4>| -> Vec<f32> {
-                model.forward(images, 0.0, &[]).into_data().try_to_vec().unwrap()
-            };
-            let output = loaded.forward(Tensor::ones([1, 1, 8, 8], &device), 0.0, &[]);
-            assert_eq!(output.device().is_autodiff(), device.is_autodiff());
-            // Biases begin at zero, so that of nothing comes the last one.
-            assert_eq!(answer(&loaded, Tensor::zeros([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);
-            assert_ne!(answer(&loaded, Tensor::ones([1, 1, 8, 8], &device)), [1.0, 2.0, 3.0]);
-        }
-        let device = Device::flex();
-        let absent = load(model(&device), &dir.path().join("absent"), &same, &device).unwrap_err().to_string();
-        assert!(absent.contains("absent"), "{absent}");
-    }
-
-    #[test]
-    fn what_cannot_be_used_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let nowhere = read_all(&dir.path().join("nowhere"), &layout(&["a"]), &same).unwrap_err();
-        assert!(nowhere.starts_with("there is no file or directory"), "{nowhere}");
-        let missing = read_all(dir.path(), &layout(&["a"]), &same).unwrap_err();
-        assert!(missing.contains("no model.safetensors or pytorch_model.bin in"), "{missing}");
-        let file = dir.path().join("model.safetensors");
-        write_flat(&file, &Layout::new([("a".to_owned(), vec![3])]).unwrap(), &[0.0; 3]).unwrap();
-        let shape = read_all(dir.path(), &layout(&["a"]), &same).unwrap_err();
-        assert!(shape.contains("a is [3], the model of this config wants [2]"), "{shape}");
-        for name in ["model.safetensors", "pytorch_model.bin"] {
-            fs::write(dir.path().join(name), b"not a file of weights").unwrap();
-            let damaged = read_all(&dir.path().join(name), &layout(&["a"]), &same).unwrap_err();
-            assert!(damaged.contains(name), "{damaged}");
-        }
-    }
-
-    #[test]
-    fn other_numbers_become_f32() {
-        let mut out = [0.0; 2];
-        decode(&[0x00, 0x3c, 0x00, 0xc0], &mut out, |bytes| f16::from_le_bytes(bytes).to_f32()).unwrap();
-        assert_eq!(out, [1.0, -2.0]);
-        decode(&[0x80, 0x3f, 0x00, 0xc0], &mut out, |bytes| bf16::from_le_bytes(bytes).to_f32()).unwrap();
-        assert_eq!(out, [1.0, -2.0]);
-        assert!(decode(&[0; 4], &mut out, f32::from_le_bytes).is_err());
-    }
-}
+mod tests;

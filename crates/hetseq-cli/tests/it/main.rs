@@ -20,6 +20,7 @@ mod bench_comm;
 mod bert;
 mod devices;
 mod directory;
+mod divergence;
 mod early_stop;
 mod eval;
 mod exact;

@@ -63,6 +63,10 @@ impl<T: Task> Trainer<T> {
         else {
             return Ok(false);
         };
+        if !evaluation.loss.is_finite() {
+            let place = format!("the loss of the validation after it is {}", evaluation.loss);
+            return Err(TrainError::Diverged { update: updates, place, last: self.last_checkpoint() });
+        }
         let value = evaluation.metric(self.best_metric.name).unwrap_or(f64::NAN);
         let is_best = Best::is_beaten(self.state.best.as_ref(), self.best_metric, value);
         if is_best {

@@ -8,6 +8,7 @@ use hetseq_metrics::{Event, duration};
 use crate::checkpoint::{News, RETRY, Saver, Snapshot, Trouble, free_bytes, size_bytes};
 use crate::config::{Every, OnError};
 use crate::error::TrainError;
+use crate::finite::{not_finite, state_not_finite};
 use crate::observer::at_update;
 use crate::state::Best;
 use crate::task::Task;
@@ -174,6 +175,16 @@ impl<T: Task> Trainer<T> {
             );
             self.observer.tell(&Event::Warning { message });
         }
+    }
+
+    /// The update has written what must not be saved. All ranks find this after the same update, since their parameters and
+    /// moments are the same.
+    pub(super) fn diverged(&self, update: u64) -> TrainError {
+        let slots = self.optimizer.state();
+        let in_state =
+            || state_not_finite(&self.crew.layout, slots.iter().map(|(name, values)| (name.as_str(), *values)));
+        let place = not_finite(&self.crew.layout, &self.parameters).or_else(in_state).unwrap_or_default();
+        TrainError::Diverged { update, place, last: self.last_checkpoint() }
     }
 
     /// For messages: where to go on from. Rank 0 has the files; the others know of them.

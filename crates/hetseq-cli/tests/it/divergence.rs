@@ -1,0 +1,93 @@
+//! Values that are not finite: a run that makes them fails on all ranks without saving them, and weights that hold them are
+//! not used.
+
+use std::path::Path;
+
+use fs_err as fs;
+
+use crate::cluster::{Ended, Job, codes};
+use crate::reference::shipped;
+use crate::run_dir::RunDir;
+use crate::translation;
+
+/// The last four bytes of the weights in `dir` are NaN.
+fn put_nan(dir: &Path) {
+    let path = dir.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+fn assert_failed(ended: &Ended, parts: &[&str]) {
+    assert_eq!(ended.code(), Some(1), "{ended:#?}");
+    for part in parts {
+        assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
+    }
+    assert_eq!(ended.stdout, "");
+}
+
+#[test]
+fn a_run_that_diverges_fails_on_all_ranks_and_is_not_saved() {
+    for (name, lr) in [("sgd", "1e39"), ("adam", "3e38")] {
+        let dir = RunDir::new();
+        let job =
+            |updates| shipped(&dir, updates).set("optim.name", name).set("checkpoint.every", "1 updates").ranks(2);
+        job(2).succeed();
+        let ended = job(3).set("optim.lr", lr).set("optim.schedule", "constant").run();
+        assert_eq!(codes(&ended), [Some(1); 2], "{name}: {ended:#?}");
+        let last = dir.checkpoint("step-2").display().to_string();
+        let said = "update 3 made a value that is not finite: ";
+        for part in [said, "weight is ", "optim.lr", "optim.clip_norm", "warm-up", &last] {
+            assert!(ended[0].stderr.contains(part), "{name}, {part}: {}", ended[0].stderr);
+        }
+        assert!(ended[1].stderr.contains(said), "{name}: {}", ended[1].stderr);
+        assert_eq!(dir.checkpoints(), ["step-1", "step-2"], "{name}");
+        assert_eq!(dir.end(), (2, "failed".to_owned()), "{name}");
+        // As the message says.
+        job(3).succeed();
+    }
+}
+
+#[test]
+fn a_run_whose_validation_is_not_finite_fails() {
+    let dir = RunDir::new();
+    // Weights of 1e18, which are finite, but no loss is with them.
+    let ended = shipped(&dir, 2).set("optim.lr", "1e20").ranks(2).run();
+    assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
+    let said = "update 2 made a value that is not finite: the loss of the validation after it is ";
+    assert!(ended.iter().all(|rank| rank.stderr.contains(said)), "{ended:#?}");
+    assert_eq!((dir.checkpoints(), dir.end()), (Vec::new(), (2, "failed".to_owned())));
+}
+
+#[test]
+fn weights_that_are_not_finite_are_neither_scored_nor_resumed_from() {
+    let dir = RunDir::new();
+    shipped(&dir, 2).succeed();
+    let step = dir.checkpoint("step-2");
+    put_nan(&step);
+    // As an older version has saved it, which had no manifest.
+    _ = fs::remove_file(step.join("trainer/manifest.json"));
+    let before = dir.contents();
+    let parts = ["step-2", " is NaN at element ", "the run that saved it diverged"];
+    assert_failed(&Job::mnist("eval", dir.path()).run()[0], &parts);
+    assert_failed(&shipped(&dir, 4).run()[0], &parts);
+    let ended = Job::mnist("eval", dir.path()).arg("--checkpoint").arg(&step).ranks(2).run();
+    assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
+    assert_eq!(dir.contents(), before);
+}
+
+#[test]
+fn nothing_is_translated_with_weights_that_are_not_finite() {
+    let dir = RunDir::new();
+    translation::train(&dir, 1).succeed();
+    let (copy, input) = (dir.path().join("copy"), dir.path().join("input.txt"));
+    Job::new(["export"]).arg(dir.path()).arg(&copy).succeed();
+    put_nan(&copy);
+    fs::write(&input, "sao tau.\n").unwrap();
+    let ended = Job::new(["generate"]).arg(&copy).arg("--input").arg(&input).run().remove(0);
+    assert_failed(&ended, &["copy", " is NaN at element "]);
+    let ended = Job::new(["export"]).arg(&copy).arg(dir.path().join("again")).run().remove(0);
+    assert_failed(&ended, &[" is NaN at element "]);
+    assert!(!dir.path().join("again").exists());
+}
