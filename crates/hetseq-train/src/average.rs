@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use hetseq_optim::Layout;
 
-use crate::checkpoint::{Checkpoints, WEIGHTS, step_of, write_flat};
+use crate::checkpoint::{Checkpoints, Part, WEIGHTS, step_of, verify, write_flat};
 use crate::error::TrainError;
 use crate::export::{copy_files, make_directory};
 use crate::weights::{Named, read_named};
@@ -20,28 +20,44 @@ pub struct Averaged {
     pub files: Vec<String>,
 }
 
-/// The newest checkpoints of a run, so many of them.
+/// The newest checkpoints of a run whose models are intact, so many of them, oldest first.
 pub fn last(run: &Path, count: usize) -> Result<Vec<PathBuf>, TrainError> {
     let checkpoints = Checkpoints::at(run);
-    let steps = checkpoints.steps();
-    if steps.is_empty() {
+    let paths = checkpoints.newest_first();
+    if paths.is_empty() {
         let text = format!("there is no checkpoint in {}: with --last, name the directory of a run", run.display());
         return Err(TrainError::Config(text));
     }
-    let Some(first) = steps.len().checked_sub(count) else {
+    let mut intact = Vec::new();
+    for path in paths {
+        if intact.len() == count {
+            break;
+        }
+        match verify(&path, Part::Model) {
+            Ok(_) => intact.insert(0, path),
+            Err(TrainError::Damaged { path, reason }) => {
+                tracing::warn!("{} is damaged and left out: {reason}", path.display());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if intact.len() < count {
         return Err(TrainError::Config(format!(
             "{} has only {} checkpoints, not {count}; ask for fewer, and set checkpoint.keep to keep more of the next run",
             run.display(),
-            steps.len()
+            intact.len()
         )));
-    };
-    Ok(steps[first..].iter().map(|&step| checkpoints.path(step)).collect())
+    }
+    Ok(intact)
 }
 
 /// Writes the mean of the weights of `checkpoints` to the new directory `to`, which is complete or absent.
 pub fn average(checkpoints: &[PathBuf], to: &Path) -> Result<Averaged, TrainError> {
     check_target(to)?;
     let newest = newest(checkpoints)?;
+    for path in checkpoints {
+        verify(path, Part::Model)?;
+    }
     let (layout, mean) = mean(checkpoints)?;
     let doing = format!("averaging {} checkpoints to {}", checkpoints.len(), to.display());
     let write = |dir: &Path| copy_files(&newest, dir, |weights| write_flat(weights, &layout, &mean));

@@ -1,15 +1,18 @@
 //! Checkpoints: a directory is complete or absent. Written to a temporary name, flushed to the disk, then renamed.
 //!
 //! `checkpoints/step-N/` holds `model.safetensors`, what the task lays beside it for other programs, the resolved
-//! `config.toml`, and `trainer/` with what only a resume needs; `last` and `best` are links. Only rank 0 reads and writes; the others get what they need over the network.
-//! Here is what happens on the disk; `saver.rs` has it done in the background.
+//! `config.toml`, and `trainer/` with what only a resume needs and a manifest of all files; `last` and `best` are links. Only
+//! rank 0 reads and writes; the others get what they need over the network. Here is what happens on the disk; `saver.rs` has
+//! it done in the background, and `verify.rs` compares a checkpoint with its manifest before it is used.
 
+mod manifest;
 mod retention;
 mod room;
 mod saver;
 mod snapshot;
 mod tensors;
 mod trouble;
+mod verify;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,11 +24,13 @@ use crate::error::TrainError;
 use crate::state::State;
 use crate::weights;
 
+use manifest::Manifest;
 pub(crate) use room::free_bytes;
 pub(crate) use saver::{News, RETRY, Saver};
 pub(crate) use snapshot::{Common, Snapshot, size_bytes};
 pub(crate) use tensors::write_flat;
 pub use trouble::Trouble;
+pub(crate) use verify::{Part, first_intact, verify};
 
 /// The `checkpoints` directory of a run.
 #[derive(Debug, Clone)]
@@ -46,6 +51,8 @@ pub(crate) struct Restored {
     pub(crate) parameters: Vec<f32>,
     pub(crate) slots: Vec<(String, Vec<f32>)>,
     pub(crate) state: State,
+    /// None if it was saved by an older version.
+    pub(crate) manifest: Option<Manifest>,
 }
 
 impl Checkpoints {
@@ -100,9 +107,13 @@ impl Checkpoints {
         steps
     }
 
-    /// The newest checkpoint.
+    /// The newest checkpoint, whether or not it is intact.
     pub fn newest(&self) -> Option<PathBuf> {
         self.steps().last().map(|&step| self.path(step))
+    }
+
+    pub(crate) fn newest_first(&self) -> Vec<PathBuf> {
+        self.steps().into_iter().rev().map(|step| self.path(step)).collect()
     }
 
     /// The best checkpoint by the metric of the config.
@@ -110,13 +121,24 @@ impl Checkpoints {
         fs::canonicalize(self.dir.join("best")).ok()
     }
 
-    /// What a user means by `path`: a directory that holds weights, or of a run the best checkpoint, else the newest.
+    /// The checkpoint to use where none was named: the best, else the newest, of those whose model is intact.
+    pub(crate) fn choose(&self) -> Result<Option<PathBuf>, TrainError> {
+        let best = self.best();
+        let is_other = |path: &PathBuf| fs::canonicalize(path).ok() != best;
+        let others: Vec<PathBuf> = self.newest_first().into_iter().filter(is_other).collect();
+        let paths: Vec<PathBuf> = best.into_iter().chain(others).collect();
+        let found = first_intact(&paths, |path| verify(path, Part::Model))?;
+        Ok(found.map(|(path, _)| path))
+    }
+
+    /// What a user means by `path`: a directory that holds weights, or of a run the one that [`Checkpoints::choose`] finds.
+    /// It is intact.
     pub(crate) fn resolve(path: &Path) -> Result<PathBuf, TrainError> {
         if weights::are_at(path) {
+            verify(path, Part::Model)?;
             return Ok(path.to_owned());
         }
-        let run = Checkpoints::at(path);
-        run.best().or_else(|| run.newest()).ok_or_else(|| {
+        Checkpoints::at(path).choose()?.ok_or_else(|| {
             TrainError::Config(format!(
                 "there is no checkpoint in {}: name a run or one of its checkpoints",
                 path.display()
@@ -195,6 +217,19 @@ impl Checkpoints {
         fs::remove_dir_all(&gone)
     }
 
+    /// Renames a damaged checkpoint, so that it is neither used nor removed. Returns its new path.
+    pub(crate) fn set_aside(&self, step: u64) -> io::Result<PathBuf> {
+        let name = |n: u64| {
+            self.dir.join(if n == 1 { format!("damaged-step-{step}") } else { format!("damaged-step-{step}-{n}") })
+        };
+        let mut number = 1;
+        while name(number).exists() {
+            number += 1;
+        }
+        fs::rename(self.path(step), name(number))?;
+        Ok(name(number))
+    }
+
     /// Links are for people: a file system without them, or a full one, does not make a checkpoint worse.
     pub(crate) fn link_from(&self, name: &str, update: u64) -> Option<String> {
         let error = self.link(name, update).err()?;
@@ -213,6 +248,10 @@ impl Checkpoints {
 
 /// The parameters, as other programs know them.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
+/// The optimizer's state.
+const SLOTS: &str = "trainer/optimizer.safetensors";
+/// See [`State`].
+pub(crate) const STATE: &str = "trainer/state.json";
 
 /// How the names of directories begin that are not checkpoints yet, or no longer.
 const TEMPORARY: &str = ".tmp-";
@@ -225,15 +264,18 @@ fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let trainer = dir.join("trainer");
     fs::create_dir_all(&trainer)?;
     write_flat(&dir.join(WEIGHTS), &snapshot.common.layout, &snapshot.parameters)?;
-    tensors::write_slots(&trainer.join("optimizer.safetensors"), &snapshot.slots)?;
+    tensors::write_slots(&dir.join(SLOTS), &snapshot.slots)?;
     fs::write(dir.join("config.toml"), &snapshot.common.config)?;
-    fs::write(trainer.join("state.json"), serde_json::to_vec_pretty(&snapshot.state)?)?;
+    fs::write(dir.join(STATE), serde_json::to_vec_pretty(&snapshot.state)?)?;
     for (name, content) in snapshot.common.files.iter() {
         fs::write(dir.join(name), content)?;
     }
-    let own = [WEIGHTS, "config.toml", "trainer/optimizer.safetensors", "trainer/state.json"];
-    for file in own.into_iter().chain(snapshot.common.files.iter().map(|(name, _)| name.as_str())) {
-        fs::File::open(dir.join(file))?.sync_all()?;
+    let mut names = vec![WEIGHTS, "config.toml", SLOTS, STATE];
+    names.extend(snapshot.common.files.iter().map(|(name, _)| name.as_str()));
+    let manifest = Manifest::of(snapshot, dir, &names)?;
+    fs::write(dir.join(manifest::FILE), serde_json::to_vec_pretty(&manifest)?)?;
+    for name in names.into_iter().chain([manifest::FILE]) {
+        fs::File::open(dir.join(name))?.sync_all()?;
     }
     sync_dir(&trainer)?;
     sync_dir(dir)
@@ -243,182 +285,18 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-/// Parameters, optimizer state and position.
+/// Parameters, optimizer state and position of an intact checkpoint, for a model with this layout.
 pub(crate) fn load(path: &Path, layout: &Layout) -> Result<Restored, TrainError> {
     let failed = |reason: String| TrainError::Checkpoint { path: path.to_owned(), reason };
-    let state = fs::read(path.join("trainer/state.json")).map_err(|error| failed(error.to_string()))?;
-    let state = serde_json::from_slice(&state).map_err(|error| failed(format!("trainer/state.json: {error}")))?;
-    let slots = tensors::read_slots(&path.join("trainer/optimizer.safetensors")).map_err(failed)?;
+    let manifest = verify(path, Part::All)?;
+    let state = fs::read(path.join(STATE)).map_err(|error| verify::unreadable(path, STATE, error))?;
+    let state = serde_json::from_slice(&state).map_err(|error| failed(format!("{STATE}: {error}")))?;
+    verify::check_state(path, &state, manifest.as_ref())?;
+    let slots = tensors::read_slots(&path.join(SLOTS)).map_err(failed)?;
     let as_they_are = |name: &str| Some(name.to_owned());
     let parameters = weights::read_all(&path.join(WEIGHTS), layout, &as_they_are).map_err(failed)?;
-    Ok(Restored { parameters, slots, state })
+    Ok(Restored { parameters, slots, state, manifest })
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::Arc;
-
-    use hetseq_data::Cursor;
-
-    use super::*;
-    use crate::state::{Best, FORMAT, Limits, PlanKeys};
-
-    fn state(update: u64, best: Option<u64>) -> State {
-        State {
-            format: FORMAT,
-            version: "0".to_owned(),
-            task: "toy".to_owned(),
-            cursor: Cursor { updates: update, ..Cursor::default() },
-            schedule_start: 0,
-            schedule_epoch: 0,
-            optimizer: "adam".to_owned(),
-            scalars: BTreeMap::from([("beta1_power".to_owned(), 0.1f64.powi(7) / 3.0)]),
-            plan: PlanKeys { seed: 1, global: "8".to_owned(), curriculum_epochs: 0, data: String::new() },
-            best: best.map(|update| Best { metric: "loss".to_owned(), value: 0.1, update, since: 0 }),
-            loss_scale: Default::default(),
-            limits: Limits::default(),
-            total_updates: None,
-        }
-    }
-
-    fn layout() -> Layout {
-        Layout::new([("a.weight".to_owned(), vec![2, 3]), ("a.bias".to_owned(), vec![2])]).unwrap()
-    }
-
-    fn common() -> Arc<Common> {
-        let files = vec![("config.json".to_owned(), b"{}".to_vec())];
-        Arc::new(Common { layout: Arc::new(layout()), config: "[run]\n".to_owned(), files })
-    }
-
-    pub(crate) fn snapshot(update: u64, best: Option<u64>, value: f32) -> Snapshot {
-        let (parameters, moments) = (vec![value; 8], vec![2.0 * value; 8]);
-        let slots = [("exp_avg".to_owned(), &moments[..])];
-        Snapshot::take(&common(), &state(update, best), &parameters, &slots, None)
-    }
-
-    fn save(checkpoints: &Checkpoints, update: u64, best: Option<u64>, value: f32) -> PathBuf {
-        let saved = checkpoints.save(&snapshot(update, best, value), 10).unwrap();
-        assert_eq!(saved.remarks, [] as [&str; 0]);
-        saved.path
-    }
-
-    #[test]
-    fn what_is_saved_is_what_is_loaded() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::at(dir.path());
-        checkpoints.prepare().unwrap();
-        let path = save(&checkpoints, 5, Some(5), 1.25);
-        let restored = load(&path, &layout()).unwrap();
-        assert_eq!(restored.parameters, [1.25; 8]);
-        assert_eq!(restored.slots, [("exp_avg".to_owned(), vec![2.5; 8])]);
-        assert_eq!(restored.state, state(5, Some(5)));
-        assert_eq!(fs::read(path.join("config.json")).unwrap(), b"{}");
-        // As readable as any other file that the user makes.
-        let mode = |name: &str| fs::metadata(path.join(name)).unwrap().permissions();
-        assert_eq!(mode("model.safetensors"), mode("config.toml"));
-        assert_eq!(checkpoints.newest(), Some(path.clone()));
-        assert_eq!(checkpoints.best(), Some(fs::canonicalize(path).unwrap()));
-    }
-
-    #[test]
-    fn pruning_keeps_the_newest_and_the_best() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::at(dir.path());
-        checkpoints.prepare().unwrap();
-        for update in [5, 10, 15, 20] {
-            checkpoints.save(&snapshot(update, Some(5), 1.0), 2).unwrap();
-        }
-        assert_eq!(checkpoints.steps(), [5, 15, 20]);
-        checkpoints.save(&snapshot(25, Some(25), 1.0), 2).unwrap();
-        assert_eq!(checkpoints.steps(), [20, 25]);
-        // The best after update 30 was never written: the one that `best` leads to stays.
-        for update in [35, 40, 45] {
-            checkpoints.save(&snapshot(update, Some(30), 1.0), 2).unwrap();
-        }
-        assert_eq!(checkpoints.steps(), [25, 40, 45]);
-    }
-
-    #[test]
-    fn a_save_that_fails_leaves_the_others_alone_and_nothing_half_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::at(dir.path());
-        checkpoints.prepare().unwrap();
-        let good = save(&checkpoints, 5, None, 1.0);
-        // In the way of the rename at the end, and not to be discarded.
-        let path = checkpoints.path(10);
-        fs::create_dir(&path).unwrap();
-        fs::write(checkpoints.dir.join(".tmp-expired-10"), "").unwrap();
-        let trouble = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap_err().to_string();
-        assert!(trouble.starts_with(&format!("saving {}: ", path.display())), "{trouble}");
-        assert!(!checkpoints.dir.join(".tmp-step-10").exists());
-        assert_eq!(load(&good, &layout()).unwrap().parameters, [1.0; 8]);
-        assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-5"));
-        fs::remove_file(checkpoints.dir.join(".tmp-expired-10")).unwrap();
-        save(&checkpoints, 10, None, 2.0);
-        assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-10"));
-    }
-
-    #[test]
-    fn a_directory_that_vanished_is_made_anew() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::at(&dir.path().join("run"));
-        checkpoints.prepare().unwrap();
-        save(&checkpoints, 5, None, 1.0);
-        fs::remove_dir_all(dir.path().join("run")).unwrap();
-        let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
-        assert!(saved.remarks[0].contains("had vanished"), "{:?}", saved.remarks);
-        assert_eq!(load(&saved.path, &layout()).unwrap().parameters, [2.0; 8]);
-    }
-
-    #[test]
-    fn an_old_checkpoint_that_cannot_be_removed_is_a_remark() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::at(dir.path());
-        checkpoints.prepare().unwrap();
-        save(&checkpoints, 5, None, 1.0);
-        // A file where the directory would go to.
-        fs::write(checkpoints.dir.join(".tmp-expired-5"), "").unwrap();
-        let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
-        assert!(saved.remarks[0].contains("step-5 could not be removed"), "{:?}", saved.remarks);
-        assert_eq!(checkpoints.newest(), Some(saved.path));
-    }
-
-    #[test]
-    fn a_snapshot_uses_the_buffers_of_another_and_keeps_nothing_of_it() {
-        let first = snapshot(5, None, 1.0);
-        let at = first.parameters.as_ptr();
-        let (parameters, moments) = (vec![3.0; 8], vec![4.0; 8]);
-        let slots = [("buffer".to_owned(), &moments[..])];
-        let second = Snapshot::take(&common(), &state(6, None), &parameters, &slots, Some(first));
-        assert_eq!((second.parameters.as_ptr(), &second.parameters), (at, &parameters));
-        assert_eq!(second.slots, [("buffer".to_owned(), moments)]);
-    }
-
-    #[test]
-    fn what_a_killed_process_left_is_no_checkpoint_and_is_cleared() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::at(dir.path());
-        checkpoints.prepare().unwrap();
-        let half = dir.path().join("checkpoints/.tmp-step-9");
-        fs::create_dir_all(half.join("trainer")).unwrap();
-        assert_eq!(checkpoints.newest(), None);
-        checkpoints.prepare().unwrap();
-        assert!(!half.exists());
-    }
-
-    #[test]
-    fn another_model_or_a_damaged_file_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::at(dir.path());
-        checkpoints.prepare().unwrap();
-        let path = save(&checkpoints, 1, None, 1.0);
-        let other = Layout::new([("a.weight".to_owned(), vec![3, 2])]).unwrap();
-        let error = load(&path, &other).err().unwrap().to_string();
-        assert!(error.contains("a.weight") && error.contains("[2, 3]"), "{error}");
-        let missing = Layout::new([("b".to_owned(), vec![1])]).unwrap();
-        assert!(load(&path, &missing).err().unwrap().to_string().contains("b"));
-        fs::write(path.join("model.safetensors"), b"short").unwrap();
-        assert!(load(&path, &layout()).err().unwrap().to_string().contains("model.safetensors"));
-    }
-}
+pub(crate) mod tests;

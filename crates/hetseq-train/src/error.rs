@@ -47,6 +47,11 @@ pub enum TrainError {
     Unsaved { trouble: Box<Trouble>, consequence: &'static str, last: String },
     #[error("checkpoint {path}: {reason}")]
     Checkpoint { path: PathBuf, reason: String },
+    /// It is not as it was saved.
+    #[error(
+        "checkpoint {path} is damaged: {reason}. Restore it from a copy, use another checkpoint, or start a new run"
+    )]
+    Damaged { path: PathBuf, reason: String },
     #[error(
         "update {update}: the gradient is not finite (norm {norm}); loss was {loss}. The parameters were left as they \
          were before it. Lower optim.lr, set optim.clip_norm or lengthen the warm-up, and resume from {last}"

@@ -30,8 +30,8 @@ pub struct Exported {
 /// Of a checkpoint only these are left behind.
 const OWN: [&str; 2] = ["trainer", "config.toml"];
 
-/// Copies the checkpoint at `from` (or, of a run, the best one, else the newest) to the new directory `to`, which is complete or
-/// absent.
+/// Copies the checkpoint at `from` (or, of a run, the best intact one, else the newest) to the new directory `to`, which is
+/// complete or absent.
 pub fn export(from: &Path, to: &Path, precision: Precision) -> Result<Exported, TrainError> {
     let checkpoint = Checkpoints::resolve(from)?;
     if fs::symlink_metadata(to).is_ok() {

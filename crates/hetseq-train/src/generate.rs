@@ -108,7 +108,8 @@ impl Generator {
             };
             let shares = config.share_encoder_decoder_embeddings;
             let rename = |theirs: &str| parameter_name(theirs, shares);
-            let (model, found) = weights::load(Transformer::new(&config, &device), &checkpoint, &rename, &device)?;
+            let (model, found) =
+                weights::load_verified(Transformer::new(&config, &device), &checkpoint, &rename, &device)?;
             if let Some(missing) = found.missing.iter().find(|name| *name != "final_logits_bias") {
                 let reason = format!("there is no tensor {missing}, which the model of its config.json has");
                 return Err(TrainError::Checkpoint { path: checkpoint, reason });

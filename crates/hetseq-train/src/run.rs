@@ -8,7 +8,7 @@ use hetseq_balance::Split;
 use hetseq_comm::Place;
 use hetseq_metrics::Event;
 
-use crate::checkpoint::{Checkpoints, WEIGHTS};
+use crate::checkpoint::{Checkpoints, Part, WEIGHTS, verify};
 use crate::config::{Config, Reset, Resume};
 use crate::crew::{Crew, Survey, open};
 use crate::error::TrainError;
@@ -136,16 +136,19 @@ fn eval_with<T: Task>(
     let mut parameters = vec![0.0; crew.layout.len()];
     if crew.group.rank() == 0 {
         let checkpoints = Checkpoints::at(&dir);
-        let found = checkpoint.map(Path::to_owned).or_else(|| checkpoints.best()).or_else(|| checkpoints.newest());
-        let found = found.ok_or_else(|| {
-            TrainError::Config(format!(
-                "{} holds no checkpoint; train first, or name one with --checkpoint",
-                dir.display()
-            ))
-        })?;
-        if !weights::are_at(&found) {
-            check_exists(&found, WEIGHTS, &checkpoints)?;
-        }
+        let found = match checkpoint {
+            Some(path) => {
+                if !weights::are_at(path) {
+                    check_exists(path, WEIGHTS, &checkpoints)?;
+                }
+                verify(path, Part::Model)?;
+                path.to_owned()
+            }
+            None => checkpoints.choose()?.ok_or_else(|| {
+                let dir = dir.display();
+                TrainError::Config(format!("{dir} holds no checkpoint; train first, or name one with --checkpoint"))
+            })?,
+        };
         let rename = |name: &str| crew.task.parameter_name(name);
         parameters = weights::read_all(&found, &crew.layout, &rename)
             .map_err(|reason| TrainError::Checkpoint { path: found.clone(), reason })?;

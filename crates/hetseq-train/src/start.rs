@@ -8,12 +8,13 @@ use std::time::Duration;
 use fs_err as fs;
 use hetseq_data::PlanSpec;
 use hetseq_metrics::{Change, Event, Workers};
-use hetseq_optim::{OptimError, Optimizer};
+use hetseq_optim::{Layout, OptimError, Optimizer};
 
-use crate::checkpoint::{self, Checkpoints, Common, Restored, Saver, Snapshot};
+use crate::checkpoint::{self, Checkpoints, Common, Part, Restored, STATE, Saver, Snapshot, first_intact, verify};
 use crate::config::{Config, Resume};
 use crate::crew::{Crew, initial_of};
 use crate::error::TrainError;
+use crate::finite::state_not_finite;
 use crate::identity;
 use crate::itinerary::Itinerary;
 use crate::loader::Loader;
@@ -59,14 +60,15 @@ impl<T: Task> Start<T> {
         let checkpoints = Checkpoints::at(&dir);
         let fresh = State::new(config, &crew.task.fingerprint());
         let (mut origin, mut lock, mut aside, mut changed) = (None, None, Aside::Nothing, Vec::new());
+        let mut damaged_best = None;
         if crew.group.rank() == 0 {
             lock = RunLock::take(&dir)?;
             let found = find_origin(crew, &dir, &checkpoints, &fresh, config, options)?;
             changed = found.path.map_or_else(Vec::new, |path| changed_since::<T>(&path, &config_text));
-            (origin, aside) = (Some(found.restored), found.aside);
+            (origin, aside, damaged_best) = (Some(found.restored), found.aside, found.damaged_best);
         }
         // From here on the ranks do what rank 0 found, whatever stood on their own command lines.
-        let Restored { parameters, slots, mut state } = spread(crew, origin)?;
+        let Restored { parameters, slots, mut state, .. } = spread(crew, origin)?;
         let mut optimizer = Optimizer::new(&config.optim.optimizer(), &crew.layout)?;
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
@@ -85,7 +87,8 @@ impl<T: Task> Start<T> {
         state.total_updates.get_or_insert_with(|| itinerary.total_updates(&state.cursor));
         if crew.group.rank() == 0 {
             let best = state.best.as_ref().map(|best| best.update);
-            settle(&dir, &checkpoints, &aside, best, &config_text, crew.group.world())?;
+            make_room(&dir, &checkpoints, &aside, damaged_best)?;
+            settle(&dir, &checkpoints, best, &config_text, crew.group.world())?;
         }
         let observer = Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?;
         let saver = match observer.journal() {
@@ -192,6 +195,8 @@ struct Origin {
     /// The checkpoint that it came from.
     path: Option<PathBuf>,
     aside: Aside,
+    /// The best checkpoint of this run, if it is damaged.
+    damaged_best: Option<u64>,
 }
 
 /// What an earlier run left and the new one would contradict; moved only when nothing can be refused any more.
@@ -211,55 +216,83 @@ fn find_origin<T: Task>(
     config: &Config<T::Config>,
     options: &RunOptions,
 ) -> Result<Origin, TrainError> {
-    let path = match &options.resume {
-        Resume::Auto => checkpoints.newest(),
-        Resume::Never => None,
-        Resume::From(path) => {
-            // A run's directory stands for its newest checkpoint.
-            let path = Checkpoints::at(path).newest().unwrap_or_else(|| path.clone());
-            check_exists(&path, "trainer/state.json", checkpoints)?;
-            Some(path)
-        }
+    let paths = match &options.resume {
+        Resume::Auto => checkpoints.newest_first(),
+        Resume::Never => Vec::new(),
+        // A run's directory stands for its newest checkpoint.
+        Resume::From(path) => match Checkpoints::at(path).newest_first() {
+            paths if paths.is_empty() => {
+                check_exists(path, STATE, checkpoints)?;
+                vec![path.clone()]
+            }
+            paths => paths,
+        },
     };
-    if path.is_none() && options.overrides {
+    if paths.is_empty() && options.overrides {
         return Err(TrainError::Config(format!(
             "--optimizer-overrides changes what a resume goes on with, but this would be a new run in {}. Set the values \
              in the config, or with --set optim.lr=0.001 and the like",
             dir.display()
         )));
     }
-    let Some(path) = path else {
+    let Some((path, mut restored)) = first_intact(&paths, |path| checkpoint::load(path, &crew.layout))? else {
         let parameters = first_parameters(crew, config.run.seed)?;
-        let restored = Restored { parameters, slots: Vec::new(), state: fresh.clone() };
+        let restored = Restored { parameters, slots: Vec::new(), state: fresh.clone(), manifest: None };
         let aside = if options.resume == Resume::Never { Aside::All } else { Aside::Nothing };
-        return Ok(Origin { restored, path: None, aside });
+        return Ok(Origin { restored, path: None, aside, damaged_best: None });
     };
-    let mut restored = checkpoint::load(&path, &crew.layout)?;
     restored.state = restored
         .state
         .resumed(fresh, options.reset)
         .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
     if options.reset.optimizer {
         restored.slots.clear();
+    } else {
+        check_optimizer_state(&restored, &crew.layout)
+            .map_err(|reason| TrainError::Checkpoint { path: path.clone(), reason })?;
     }
     let updates = restored.state.cursor.updates;
     let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
     // A best that this directory will not hold cannot be the best of this run.
     let stays = |update| is_own && update <= updates && checkpoints.steps().contains(&update);
     restored.state.best.take_if(|best| !stays(best.update));
+    let damaged_best = damaged_best(checkpoints, &mut restored.state);
     tracing::info!("resuming from {}", path.display());
     let aside = if is_own { Aside::After(updates) } else { Aside::All };
-    Ok(Origin { restored, path: Some(path), aside })
+    Ok(Origin { restored, path: Some(path), aside, damaged_best })
 }
 
-/// Rank 0: make the run directory ready for a run that nothing stands in the way of.
-fn settle(
+/// The optimizer's state has no names in it: its values are in the order of the layout.
+fn check_optimizer_state(restored: &Restored, layout: &Layout) -> Result<(), String> {
+    const DROP: &str = "Drop the optimizer's state with --reset optimizer";
+    if restored.manifest.as_ref().is_some_and(|manifest| !manifest.has_layout(layout.hash())) {
+        return Err(format!("its model has other parameters, or in another order, than that of this config. {DROP}"));
+    }
+    let slots = restored.slots.iter().map(|(name, values)| (name.as_str(), &values[..]));
+    state_not_finite(layout, slots)
+        .map_or(Ok(()), |place| Err(format!("{place}. {DROP}, or resume from an earlier one")))
+}
+
+/// A best checkpoint that is damaged is no longer the best: the next one that is saved as such takes its place. Returns its
+/// update.
+fn damaged_best(checkpoints: &Checkpoints, state: &mut State) -> Option<u64> {
+    // The one that was just loaded is intact.
+    let update = state.best.as_ref()?.update;
+    if update == state.cursor.updates {
+        return None;
+    }
+    let error = verify(&checkpoints.path(update), Part::Model).err()?;
+    tracing::warn!("the best checkpoint is not kept as such: {error}");
+    state.best = None;
+    matches!(error, TrainError::Damaged { .. }).then_some(update)
+}
+
+/// Rank 0: moves away what does not belong to the run that is about to start.
+fn make_room(
     dir: &Path,
     checkpoints: &Checkpoints,
     aside: &Aside,
-    best: Option<u64>,
-    config_text: &str,
-    world: usize,
+    damaged_best: Option<u64>,
 ) -> Result<(), TrainError> {
     let moved = match aside {
         Aside::Nothing => None,
@@ -269,8 +302,25 @@ fn settle(
     if let Some(aside) = moved {
         tracing::info!("what was in {} is in {} now", dir.display(), aside.display());
     }
+    if let Some(step) = damaged_best.filter(|&step| checkpoints.path(step).exists()) {
+        let doing = format!("renaming the damaged checkpoint {}", checkpoints.path(step).display());
+        let path = checkpoints.set_aside(step).map_err(TrainError::io(doing))?;
+        tracing::warn!("the damaged checkpoint is kept as {}", path.display());
+    }
+    Ok(())
+}
+
+/// Rank 0: makes the run directory ready for a run that nothing stands in the way of.
+fn settle(
+    dir: &Path,
+    checkpoints: &Checkpoints,
+    best: Option<u64>,
+    config_text: &str,
+    world: usize,
+) -> Result<(), TrainError> {
     checkpoints.prepare()?;
-    if let Some(remark) = best.and_then(|update| checkpoints.link_from("best", update)) {
+    let links = [("last", checkpoints.steps().last().copied()), ("best", best)];
+    for remark in links.iter().filter_map(|(name, step)| checkpoints.link_from(name, (*step)?)) {
         tracing::warn!("{remark}");
     }
     write_run_files(dir, config_text, world)
@@ -281,6 +331,7 @@ fn first_parameters<T: Task>(crew: &Crew<T>, seed: u64) -> Result<Vec<f32>, Trai
     let mut parameters = initial_of(&*crew.task, &crew.layout, seed);
     let Some(path) = crew.task.origin() else { return Ok(parameters) };
     let failed = |reason: String| TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) };
+    verify(path, Part::Model)?;
     let rename = |name: &str| crew.task.parameter_name(name);
     let found = weights::read(path, &crew.layout, &rename, &mut parameters).map_err(failed)?;
     if let Some(name) = found.missing.iter().find(|name| !crew.task.may_start_afresh(name)) {
@@ -328,7 +379,7 @@ fn spread<T: Task>(crew: &mut Crew<T>, origin: Option<Restored>) -> Result<Resto
     for (_, values) in &mut slots {
         crew.group.broadcast(0, values)?;
     }
-    Ok(Restored { parameters, slots, state })
+    Ok(Restored { parameters, slots, state, manifest: None })
 }
 
 fn odd(error: &serde_json::Error) -> TrainError {
@@ -348,9 +399,30 @@ mod tests {
         for (update, best) in [(300, 300), (500, 300), (800, 800)] {
             checkpoints.save(&snapshot(update, Some(best), 1.0), 10).unwrap();
         }
-        settle(dir.path(), &checkpoints, &Aside::After(500), Some(300), "", 1).unwrap();
+        make_room(dir.path(), &checkpoints, &Aside::After(500), None).unwrap();
+        settle(dir.path(), &checkpoints, Some(300), "", 1).unwrap();
         assert_eq!(checkpoints.steps(), [300, 500]);
+        assert_eq!(fs::read_link(checkpoints.dir().join("last")).unwrap(), Path::new("step-500"));
         assert!(checkpoints.best().unwrap().ends_with("step-300"));
         assert!(dir.path().join("before-1/checkpoints/step-800").exists());
+    }
+
+    #[test]
+    fn a_best_that_is_damaged_is_set_aside_and_no_longer_the_best() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::at(dir.path());
+        checkpoints.prepare().unwrap();
+        for update in [300, 500] {
+            checkpoints.save(&snapshot(update, Some(300), 1.0), 10).unwrap();
+        }
+        let mut state = snapshot(500, Some(300), 1.0).state;
+        assert_eq!((damaged_best(&checkpoints, &mut state), state.best.is_some()), (None, true));
+        fs::write(checkpoints.path(300).join("model.safetensors"), "").unwrap();
+        let damaged = damaged_best(&checkpoints, &mut state);
+        assert_eq!((damaged, &state.best), (Some(300), &None));
+        make_room(dir.path(), &checkpoints, &Aside::After(500), damaged).unwrap();
+        settle(dir.path(), &checkpoints, None, "", 1).unwrap();
+        assert_eq!((checkpoints.steps(), checkpoints.best()), (vec![500], None));
+        assert!(checkpoints.dir().join("damaged-step-300").is_dir());
     }
 }

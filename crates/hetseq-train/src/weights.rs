@@ -13,6 +13,7 @@ use pytorch_reader::PytorchReader;
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+use crate::checkpoint::{Part, verify};
 use crate::error::TrainError;
 use crate::finite::not_finite;
 use crate::flat::{self, initial, layout_of};
@@ -48,6 +49,17 @@ pub struct Match {
 /// # }
 /// ```
 pub fn load<M: Network>(
+    model: M,
+    path: &Path,
+    rename: &dyn Fn(&str) -> Option<String>,
+    device: &Device,
+) -> Result<(M, Match), TrainError> {
+    verify(path, Part::Model)?;
+    load_verified(model, path, rename, device)
+}
+
+/// [`load`] without a comparison with the checkpoint's manifest, for a path that has had it.
+pub(crate) fn load_verified<M: Network>(
     model: M,
     path: &Path,
     rename: &dyn Fn(&str) -> Option<String>,

@@ -18,6 +18,7 @@ mod balance_commands;
 mod bench;
 mod bench_comm;
 mod bert;
+mod damage;
 mod devices;
 mod directory;
 mod divergence;

@@ -78,6 +78,11 @@ pub(super) fn read_slots(path: &Path) -> Result<Vec<(String, Vec<f32>)>, String>
     file.tensors().into_iter().map(slot).collect()
 }
 
+/// How many tensors there are in what should be the whole content of a file.
+pub(super) fn count(bytes: &[u8]) -> Result<usize, SafeTensorError> {
+    SafeTensors::deserialize(bytes).map(|file| file.len())
+}
+
 fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>, String> {
     SafeTensors::deserialize(bytes).map_err(|error| format!("{} is damaged: {error}", path.display()))
 }

@@ -1,0 +1,310 @@
+//! What is written is complete, comes back as it was, and leaves the rest alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hetseq_data::Cursor;
+
+use super::*;
+use crate::state::{Best, FORMAT, Limits, PlanKeys};
+
+fn state(update: u64, best: Option<u64>) -> State {
+    State {
+        format: FORMAT,
+        version: "0".to_owned(),
+        task: "toy".to_owned(),
+        cursor: Cursor { updates: update, ..Cursor::default() },
+        schedule_start: 0,
+        schedule_epoch: 0,
+        optimizer: "adam".to_owned(),
+        scalars: BTreeMap::from([("beta1_power".to_owned(), 0.1f64.powi(7) / 3.0)]),
+        plan: PlanKeys { seed: 1, global: "8".to_owned(), curriculum_epochs: 0, data: String::new() },
+        best: best.map(|update| Best { metric: "loss".to_owned(), value: 0.1, update, since: 0 }),
+        loss_scale: Default::default(),
+        limits: Limits::default(),
+        total_updates: None,
+    }
+}
+
+fn layout() -> Layout {
+    Layout::new([("a.weight".to_owned(), vec![2, 3]), ("a.bias".to_owned(), vec![2])]).unwrap()
+}
+
+fn common() -> Arc<Common> {
+    let files = vec![("config.json".to_owned(), b"{}".to_vec())];
+    Arc::new(Common { layout: Arc::new(layout()), config: "[run]\n".to_owned(), files })
+}
+
+pub(crate) fn snapshot(update: u64, best: Option<u64>, value: f32) -> Snapshot {
+    let (parameters, moments) = (vec![value; 8], vec![2.0 * value; 8]);
+    let slots = [("exp_avg".to_owned(), &moments[..])];
+    Snapshot::take(&common(), &state(update, best), &parameters, &slots, None)
+}
+
+fn save(checkpoints: &Checkpoints, update: u64, best: Option<u64>, value: f32) -> PathBuf {
+    let saved = checkpoints.save(&snapshot(update, best, value), 10).unwrap();
+    assert_eq!(saved.remarks, [] as [&str; 0]);
+    saved.path
+}
+
+#[test]
+fn what_is_saved_is_what_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    let path = save(&checkpoints, 5, Some(5), 1.25);
+    let restored = load(&path, &layout()).unwrap();
+    assert_eq!(restored.parameters, [1.25; 8]);
+    assert_eq!(restored.slots, [("exp_avg".to_owned(), vec![2.5; 8])]);
+    assert_eq!(restored.state, state(5, Some(5)));
+    assert_eq!(fs::read(path.join("config.json")).unwrap(), b"{}");
+    // As readable as any other file that the user makes.
+    let mode = |name: &str| fs::metadata(path.join(name)).unwrap().permissions();
+    assert_eq!(mode("model.safetensors"), mode("config.toml"));
+    assert_eq!(checkpoints.newest(), Some(path.clone()));
+    assert_eq!(checkpoints.best(), Some(fs::canonicalize(path).unwrap()));
+}
+
+#[test]
+fn pruning_keeps_the_newest_and_the_best() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    for update in [5, 10, 15, 20] {
+        checkpoints.save(&snapshot(update, Some(5), 1.0), 2).unwrap();
+    }
+    assert_eq!(checkpoints.steps(), [5, 15, 20]);
+    checkpoints.save(&snapshot(25, Some(25), 1.0), 2).unwrap();
+    assert_eq!(checkpoints.steps(), [20, 25]);
+    // The best after update 30 was never written: the one that `best` leads to stays.
+    for update in [35, 40, 45] {
+        checkpoints.save(&snapshot(update, Some(30), 1.0), 2).unwrap();
+    }
+    assert_eq!(checkpoints.steps(), [25, 40, 45]);
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_others_alone_and_nothing_half_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    let good = save(&checkpoints, 5, None, 1.0);
+    // In the way of the rename at the end, and not to be discarded.
+    let path = checkpoints.path(10);
+    fs::create_dir(&path).unwrap();
+    fs::write(checkpoints.dir.join(".tmp-expired-10"), "").unwrap();
+    let trouble = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap_err().to_string();
+    assert!(trouble.starts_with(&format!("saving {}: ", path.display())), "{trouble}");
+    assert!(!checkpoints.dir.join(".tmp-step-10").exists());
+    assert_eq!(load(&good, &layout()).unwrap().parameters, [1.0; 8]);
+    assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-5"));
+    fs::remove_file(checkpoints.dir.join(".tmp-expired-10")).unwrap();
+    save(&checkpoints, 10, None, 2.0);
+    assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-10"));
+}
+
+#[test]
+fn a_directory_that_vanished_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(&dir.path().join("run"));
+    checkpoints.prepare().unwrap();
+    save(&checkpoints, 5, None, 1.0);
+    fs::remove_dir_all(dir.path().join("run")).unwrap();
+    let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
+    assert!(saved.remarks[0].contains("had vanished"), "{:?}", saved.remarks);
+    assert_eq!(load(&saved.path, &layout()).unwrap().parameters, [2.0; 8]);
+}
+
+#[test]
+fn an_old_checkpoint_that_cannot_be_removed_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    save(&checkpoints, 5, None, 1.0);
+    // A file where the directory would go to.
+    fs::write(checkpoints.dir.join(".tmp-expired-5"), "").unwrap();
+    let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
+    assert!(saved.remarks[0].contains("step-5 could not be removed"), "{:?}", saved.remarks);
+    assert_eq!(checkpoints.newest(), Some(saved.path));
+}
+
+#[test]
+fn a_snapshot_uses_the_buffers_of_another_and_keeps_nothing_of_it() {
+    let first = snapshot(5, None, 1.0);
+    let at = first.parameters.as_ptr();
+    let (parameters, moments) = (vec![3.0; 8], vec![4.0; 8]);
+    let slots = [("buffer".to_owned(), &moments[..])];
+    let second = Snapshot::take(&common(), &state(6, None), &parameters, &slots, Some(first));
+    assert_eq!((second.parameters.as_ptr(), &second.parameters), (at, &parameters));
+    assert_eq!(second.slots, [("buffer".to_owned(), moments)]);
+}
+
+#[test]
+fn what_a_killed_process_left_is_no_checkpoint_and_is_cleared() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    let half = dir.path().join("checkpoints/.tmp-step-9");
+    fs::create_dir_all(half.join("trainer")).unwrap();
+    assert_eq!(checkpoints.newest(), None);
+    checkpoints.prepare().unwrap();
+    assert!(!half.exists());
+}
+
+#[test]
+fn another_model_or_a_damaged_file_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    let path = save(&checkpoints, 1, None, 1.0);
+    let other = Layout::new([("a.weight".to_owned(), vec![3, 2])]).unwrap();
+    let error = load(&path, &other).err().unwrap().to_string();
+    assert!(error.contains("a.weight") && error.contains("[2, 3]"), "{error}");
+    let missing = Layout::new([("b".to_owned(), vec![1])]).unwrap();
+    assert!(load(&path, &missing).err().unwrap().to_string().contains("b"));
+    fs::write(path.join("model.safetensors"), b"short").unwrap();
+    assert!(load(&path, &layout()).err().unwrap().to_string().contains("model.safetensors"));
+}
+
+/// Why a checkpoint counts as damaged; none if it can be loaded.
+fn damage(path: &Path) -> Option<String> {
+    match load(path, &layout()) {
+        Ok(_) => None,
+        Err(TrainError::Damaged { reason, .. }) => Some(reason),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+const FILES: [&str; 6] = [
+    "model.safetensors",
+    "config.json",
+    "config.toml",
+    "trainer/optimizer.safetensors",
+    "trainer/state.json",
+    "trainer/manifest.json",
+];
+
+/// With `old`, as versions without a manifest saved it.
+fn one_checkpoint(dir: &Path, old: bool) -> PathBuf {
+    let checkpoints = Checkpoints::at(dir);
+    checkpoints.prepare().unwrap();
+    let path = save(&checkpoints, 5, None, 1.0);
+    if old {
+        fs::remove_file(path.join(FILES[5])).unwrap();
+    }
+    path
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = one_checkpoint(dir.path(), false);
+    for name in FILES {
+        let file = path.join(name);
+        let whole = fs::read(&file).unwrap();
+        for at in [0, whole.len() / 2, whole.len() - 2] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 4;
+            fs::write(&file, &bytes).unwrap();
+            assert!(damage(&path).is_some(), "{name} at {at}");
+            // What only a resume needs is not looked at otherwise.
+            let is_used = !name.starts_with("trainer/") || name == FILES[5];
+            assert_eq!(verify(&path, Part::Model).is_err(), is_used, "{name}");
+        }
+        fs::write(&file, whole).unwrap();
+    }
+    assert_eq!(damage(&path), None);
+}
+
+#[test]
+fn files_that_are_cut_missing_or_of_another_checkpoint_are_found() {
+    for old in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = one_checkpoint(dir.path(), old);
+        assert_eq!(damage(&path), None);
+        for name in [FILES[0], FILES[3], FILES[4]] {
+            let whole = fs::read(path.join(name)).unwrap();
+            for length in [0, whole.len() / 2, whole.len() - 1] {
+                fs::write(path.join(name), &whole[..length]).unwrap();
+                assert!(damage(&path).unwrap().contains(name), "{name} {length}");
+            }
+            fs::remove_file(path.join(name)).unwrap();
+            assert_eq!(damage(&path).unwrap(), format!("{name} is missing"));
+            fs::write(path.join(name), whole).unwrap();
+        }
+        let other = Checkpoints::at(dir.path()).path(9);
+        fs::rename(&path, &other).unwrap();
+        assert_eq!(damage(&other).unwrap(), "it holds update 5, not update 9");
+        // A copy may have any other name.
+        let copy = dir.path().join("copy");
+        fs::rename(&other, &copy).unwrap();
+        assert_eq!(damage(&copy), None);
+        let mut state = state(6, None);
+        state.task = "other".to_owned();
+        let manifest = Manifest {
+            format: manifest::FORMAT,
+            update: 6,
+            task: "toy".to_owned(),
+            layout: String::new(),
+            files: BTreeMap::new(),
+        };
+        assert!(matches!(verify::check_state(&copy, &state, Some(&manifest)), Err(TrainError::Damaged { .. })));
+    }
+}
+
+#[test]
+fn a_model_without_tensors_is_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = one_checkpoint(dir.path(), true);
+    write_flat(&path.join(WEIGHTS), &Layout::new([]).unwrap(), &[]).unwrap();
+    assert_eq!(damage(&path).unwrap(), "model.safetensors holds no tensors");
+}
+
+#[test]
+fn of_a_run_the_first_intact_checkpoint_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    for (update, best) in [(2, 2), (4, 4), (6, 4)] {
+        save(&checkpoints, update, Some(best), 1.0);
+    }
+    let chosen = || Checkpoints::resolve(dir.path()).map(|path| path.file_name().unwrap().to_owned());
+    let break_it = |update: u64| fs::write(checkpoints.path(update).join(WEIGHTS), "").unwrap();
+    assert_eq!(chosen().unwrap(), "step-4");
+    break_it(4);
+    assert_eq!(chosen().unwrap(), "step-6");
+    let newest = || first_intact(&checkpoints.newest_first(), |path| load(path, &layout()));
+    break_it(6);
+    assert!(newest().unwrap().unwrap().0.ends_with("step-2"));
+    // One that is named must be intact.
+    assert!(matches!(Checkpoints::resolve(&checkpoints.path(6)), Err(TrainError::Damaged { .. })));
+    assert!(matches!(Checkpoints::resolve(&checkpoints.dir.join("best")), Err(TrainError::Damaged { .. })));
+    break_it(2);
+    assert!(matches!(newest(), Err(TrainError::Damaged { path, .. }) if path.ends_with("step-6")));
+    assert!(chosen().is_err());
+    assert!(first_intact(&[], |path| load(path, &layout())).unwrap().is_none());
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = one_checkpoint(dir.path(), false);
+    let other = Layout::new([("b".to_owned(), vec![1])]).unwrap();
+    assert!(matches!(load(&path, &other), Err(TrainError::Checkpoint { .. })));
+    let manifest = load(&path, &layout()).unwrap().manifest.unwrap();
+    assert!(manifest.has_layout(layout().hash()) && !manifest.has_layout(other.hash()));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_kept_under_another_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    checkpoints.prepare().unwrap();
+    for name in ["damaged-step-5", "damaged-step-5-2"] {
+        save(&checkpoints, 5, None, 1.0);
+        assert!(checkpoints.set_aside(5).unwrap().ends_with(name));
+    }
+    assert_eq!(checkpoints.steps(), [] as [u64; 0]);
+    checkpoints.prepare().unwrap();
+    assert!(checkpoints.dir.join("damaged-step-5/model.safetensors").is_file());
+}
