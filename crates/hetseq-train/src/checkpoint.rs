@@ -21,6 +21,7 @@ use fs_err as fs;
 use hetseq_optim::Layout;
 
 use crate::error::TrainError;
+use crate::run_files::{self, sync_dir};
 use crate::state::State;
 use crate::weights;
 
@@ -82,7 +83,7 @@ impl Checkpoints {
     }
 
     pub(crate) fn create(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.dir)
+        run_files::create_dir_all(&self.dir)
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -179,7 +180,11 @@ impl Checkpoints {
             if temporary.exists() {
                 fs::remove_dir_all(&temporary)?;
             }
+            if !self.dir.exists() {
+                self.create()?;
+            }
             write_files(&temporary, snapshot)?;
+            self.sync_metrics();
             if path.exists() {
                 // Left by a try that failed after renaming, when the directory could not be flushed.
                 self.discard(snapshot.update())?;
@@ -188,6 +193,15 @@ impl Checkpoints {
             sync_dir(&self.dir)
         };
         write().inspect_err(|_| _ = fs::remove_dir_all(&temporary))
+    }
+
+    /// Flushes the events so far, so that a power cut does not leave a checkpoint without its history. If that fails, it is
+    /// no fault of the checkpoint; whoever writes events next finds out.
+    fn sync_metrics(&self) {
+        let Some(run) = self.dir.parent() else { return };
+        if let Ok(metrics) = fs::File::open(run.join("metrics.jsonl")) {
+            _ = metrics.sync_all().and_then(|()| sync_dir(run));
+        }
     }
 
     /// What must not be removed: the best by the snapshot's state, and what `best` leads to, which is another one as long
@@ -279,10 +293,6 @@ fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     }
     sync_dir(&trainer)?;
     sync_dir(dir)
-}
-
-pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
-    fs::File::open(dir)?.sync_all()
 }
 
 /// Parameters, optimizer state and position of an intact checkpoint, for a model with this layout.

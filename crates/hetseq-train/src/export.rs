@@ -7,8 +7,9 @@ use fs_err as fs;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors};
 
-use crate::checkpoint::{Checkpoints, WEIGHTS, sync_dir};
+use crate::checkpoint::{Checkpoints, WEIGHTS};
 use crate::error::TrainError;
+use crate::run_files::{self, sync_dir};
 use crate::weights;
 
 /// What the exported numbers are.
@@ -56,7 +57,7 @@ pub(crate) fn make_directory<T>(to: &Path, write: impl FnOnce(&Path) -> io::Resu
         if temporary.exists() {
             fs::remove_dir_all(&temporary)?;
         }
-        fs::create_dir_all(&temporary)?;
+        run_files::create_dir_all(&temporary)?;
         let written = write(&temporary)?;
         sync_dir(&temporary)?;
         fs::rename(&temporary, to)?;

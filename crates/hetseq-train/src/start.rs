@@ -62,7 +62,7 @@ impl<T: Task> Start<T> {
         let (mut origin, mut lock, mut aside, mut changed) = (None, None, Aside::Nothing, Vec::new());
         let mut damaged_best = None;
         if crew.group.rank() == 0 {
-            lock = RunLock::take(&dir)?;
+            lock = Some(RunLock::take(&dir)?);
             let found = find_origin(crew, &dir, &checkpoints, &fresh, config, options)?;
             changed = found.path.map_or_else(Vec::new, |path| changed_since::<T>(&path, &config_text));
             (origin, aside, damaged_best) = (Some(found.restored), found.aside, found.damaged_best);

@@ -32,7 +32,10 @@ impl JsonLines {
                 .collect();
             if kept.len() < text.len() {
                 let fresh = path.with_extension("jsonl.tmp");
-                fs_err::write(&fresh, kept)?;
+                let mut file = File::create(&fresh)?;
+                file.write_all(&kept)?;
+                // Else a power cut could leave an empty file under the name of the old one.
+                file.sync_all()?;
                 fs_err::rename(&fresh, path)?;
             }
         }
