@@ -147,20 +147,30 @@ impl Checkpoints {
         })
     }
 
-    /// Write the snapshot, then remove what `keep` does not cover. Where there is no room, what would then be removed goes
-    /// first; but the newest checkpoint and the best never go before the new one is complete.
+    /// Write the snapshot, then remove what `keep` does not cover. Where there is no room for it, older checkpoints are
+    /// removed first, the oldest first; but the newest and the best never go before the new one is complete.
     pub(crate) fn save(&self, snapshot: &Snapshot, keep: usize) -> Result<Saved, Trouble> {
         let mut remarks = Vec::new();
         if !self.dir.exists() {
             remarks.push(format!("{} had vanished and was made anew", self.dir.display()));
         }
         let mut written = self.write(snapshot);
-        if written.as_ref().is_err_and(trouble::is_lack_of_room) {
-            let expendable = retention::expendable(&self.steps(), keep, &self.protected(snapshot));
-            if !expendable.is_empty() {
-                remarks.extend(self.remove(&expendable));
-                written = self.write(snapshot);
-            }
+        let steps = self.steps();
+        let mut expendable = retention::expendable(&steps, &self.protected(snapshot)).into_iter();
+        let mut removed = 0;
+        while written.as_ref().is_err_and(trouble::is_lack_of_room)
+            && let Some(step) = expendable.next()
+        {
+            remarks.extend(self.remove(&[step]));
+            removed += 1;
+            written = self.write(snapshot);
+        }
+        // Some of them would have had to go now anyway.
+        let too_many = steps.len().saturating_sub(keep.saturating_sub(1));
+        if written.is_ok() && removed > too_many {
+            remarks.push(format!(
+                "the disk is too small for checkpoint.keep = {keep}: {removed} older checkpoints were removed to save this one"
+            ));
         }
         let path = self.path(snapshot.update());
         written.map_err(|reason| Trouble::new(&path, reason, snapshot.size_bytes()))?;

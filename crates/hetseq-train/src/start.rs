@@ -1,6 +1,7 @@
 //! Where a run begins: a checkpoint or fresh parameters, found by rank 0 and handed to all, and everything else that a
 //! trainer starts with.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,6 +141,7 @@ impl<T: Task> Start<T> {
             last_saved: saved(&self.state),
             bests: self.state.best.iter().cloned().collect(),
             told_of_waiting: false,
+            remarks_told: BTreeSet::new(),
             best_metric,
             _lock: self.lock,
             pulse: Pulse::beginning_at(&self.state.cursor),

@@ -7,7 +7,7 @@ mod milestones;
 mod planning;
 mod saving;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -64,6 +64,8 @@ pub(crate) struct Trainer<T: Task> {
     pub(crate) last_saved: Option<u64>,
     /// Whether it was said that a save had to wait for the one before it.
     pub(crate) told_of_waiting: bool,
+    /// What was said about checkpoints that were saved.
+    pub(crate) remarks_told: BTreeSet<String>,
     /// Held while this process works in the run directory (rank 0).
     pub(crate) _lock: Option<RunLock>,
 }

@@ -321,6 +321,22 @@ mod with_mounts {
 
     #[test]
     #[ignore = "needs root"]
+    fn older_checkpoints_make_room_where_more_should_be_kept() {
+        let dir = RunDir::new();
+        let _disk = Mount::new(&dir.path().join("checkpoints"), CHECKPOINT_KB * 5 / 2);
+        let job = shipped(&dir, 10)
+            .set("checkpoint.every", "2 updates")
+            .set("checkpoint.keep", 3)
+            .set("valid.every", "never");
+        job.succeed();
+        assert_eq!(dir.saved(), [2, 4, 6, 8, 10]);
+        assert_eq!(dir.checkpoints(), ["step-10", "step-8"]);
+        let warnings = dir.warnings();
+        assert!(warnings.len() == 1 && warnings[0].contains("too small for checkpoint.keep = 3"), "{warnings:?}");
+    }
+
+    #[test]
+    #[ignore = "needs root"]
     fn a_disk_that_turns_read_only() {
         let dir = RunDir::new();
         let disk = Mount::new(&dir.path().join("checkpoints"), 40 << 10);

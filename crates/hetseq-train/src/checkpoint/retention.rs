@@ -6,9 +6,10 @@ pub(super) fn expired(steps: &[u64], keep: usize, protected: &[u64]) -> Vec<u64>
     steps[..old].iter().copied().filter(|step| !protected.contains(step)).collect()
 }
 
-/// What may go to make room for one more, before that one is complete: what it would make expire, but never the newest.
-pub(super) fn expendable(steps: &[u64], keep: usize, protected: &[u64]) -> Vec<u64> {
-    expired(steps, keep.saturating_sub(1).max(1), protected)
+/// What may go where there is no room for one more, before that one is complete: all but the newest, also those that would be
+/// kept if there were room. The first should go first.
+pub(super) fn expendable(steps: &[u64], protected: &[u64]) -> Vec<u64> {
+    expired(steps, 1, protected)
 }
 
 #[cfg(test)]
@@ -24,12 +25,10 @@ mod tests {
 
     #[test]
     fn room_is_never_made_by_removing_the_newest_or_the_best() {
-        assert_eq!(expendable(&[1, 2, 3], 3, &[]), [1]);
-        assert_eq!(expendable(&[1, 2, 3], 3, &[1]), [] as [u64; 0]);
-        assert_eq!(expendable(&[1, 2], 3, &[]), [] as [u64; 0]);
-        for keep in 1..4 {
-            assert!(!expendable(&[1, 2, 3], keep, &[]).contains(&3), "{keep}");
-            assert_eq!(expendable(&[3], keep, &[]), [] as [u64; 0], "{keep}");
-        }
+        assert_eq!(expendable(&[1, 2, 3], &[]), [1, 2]);
+        assert_eq!(expendable(&[1, 2, 3], &[1]), [2]);
+        assert_eq!(expendable(&[1, 2], &[]), [1]);
+        assert_eq!(expendable(&[1, 2], &[1]), [] as [u64; 0]);
+        assert_eq!(expendable(&[3], &[]), [] as [u64; 0]);
     }
 }

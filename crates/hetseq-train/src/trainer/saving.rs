@@ -103,7 +103,10 @@ impl<T: Task> Trainer<T> {
                     paused_seconds: paused.as_secs_f64(),
                 });
                 for message in saved.remarks {
-                    self.observer.tell(&Event::Warning { message });
+                    // A disk that is too small is so at every save.
+                    if self.remarks_told.insert(message.clone()) {
+                        self.observer.tell(&Event::Warning { message });
+                    }
                 }
             }
             News::Failed { trouble, .. } if self.config.checkpoint.on_error == OnError::Stop => {
