@@ -258,6 +258,7 @@ fn find_origin<T: Task>(
     // A best that this directory will not hold cannot be the best of this run.
     let stays = |update| is_own && update <= updates && checkpoints.steps().contains(&update);
     restored.state.best.take_if(|best| !stays(best.update));
+    restored.state.record.take_if(|_| !is_own);
     let damaged_best = damaged_best(checkpoints, &mut restored.state);
     tracing::info!("resuming from {}", path.display());
     let aside = if is_own { Aside::After(updates) } else { Aside::All };

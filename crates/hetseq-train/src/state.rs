@@ -28,7 +28,11 @@ pub(crate) struct State {
     pub(crate) optimizer: String,
     pub(crate) scalars: BTreeMap<String, f64>,
     pub(crate) plan: PlanKeys,
+    /// Of the validations whose checkpoint is on the disk or being written: the link `best` leads there.
     pub(crate) best: Option<Best>,
+    /// Of all validations, also where the checkpoint could not be written: `valid.patience` counts from it.
+    #[serde(default)]
+    pub(crate) record: Option<Best>,
     #[serde(default)]
     pub(crate) loss_scale: LossScale,
     pub(crate) limits: Limits,
@@ -55,18 +59,27 @@ pub(crate) struct PlanKeys {
     pub(crate) data: String,
 }
 
-/// The best validation so far.
+/// A validation that was better than all before it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Best {
     pub(crate) metric: String,
     pub(crate) value: f64,
     pub(crate) update: u64,
-    /// Validations since then, none of them better.
+    /// Validations since then, none of them better; counted for [`State::record`] only.
     #[serde(default)]
     pub(crate) since: u64,
 }
 
 impl Best {
+    /// Takes a validation after `update` into account: a new record, or one more since the record.
+    pub(crate) fn note(record: &mut Option<Best>, metric: Metric, value: f64, update: u64) {
+        if Best::is_beaten(record.as_ref(), metric, value) {
+            *record = Some(Best { metric: metric.name.to_owned(), value, update, since: 0 });
+        } else if let Some(record) = record {
+            record.since += 1;
+        }
+    }
+
     /// Whether `value` of `metric` would be better; of another metric than the best so far, any would.
     pub(crate) fn is_beaten(best: Option<&Best>, metric: Metric, value: f64) -> bool {
         match (best.filter(|best| best.metric == metric.name), metric.better) {
@@ -95,6 +108,7 @@ impl State {
                 data: data.to_owned(),
             },
             best: None,
+            record: None,
             loss_scale: LossScale::default(),
             limits: Limits { max_updates: config.run.max_updates, max_epochs: config.run.max_epochs },
             total_updates: None,
@@ -158,8 +172,12 @@ impl State {
         if reset.schedule || reset.data || self.limits != now.limits {
             self.total_updates = None;
         }
+        // Older versions had one for both.
+        self.record = self.record.or_else(|| self.best.clone());
         // Scores on other samples cannot be compared.
-        self.best.take_if(|_| self.plan.data != now.plan.data);
+        if self.plan.data != now.plan.data {
+            (self.best, self.record) = (None, None);
+        }
         self.limits = now.limits;
         self.plan = now.plan.clone();
         self.optimizer.clone_from(&now.optimizer);
@@ -194,6 +212,7 @@ mod tests {
             scalars: BTreeMap::from([("step".to_owned(), 43.0)]),
             plan: PlanKeys { seed: 1, global: "64".to_owned(), curriculum_epochs: 0, data: "aa".to_owned() },
             best: None,
+            record: None,
             loss_scale: LossScale::default(),
             limits: Limits { max_updates: Some(100), max_epochs: None },
             total_updates: Some(100),
@@ -219,10 +238,12 @@ mod tests {
         let reset = Reset { data: true, ..Reset::default() };
         let same = old.clone().resumed(&state(), reset).unwrap();
         assert!(same.best.is_some());
+        assert_eq!(same.record, same.best, "as versions without a record saved it");
         assert_eq!(same.total_updates, None);
         let mut now = state();
         now.plan.data = "bb".to_owned();
-        assert_eq!(old.resumed(&now, reset).unwrap().best, None);
+        let other = old.resumed(&now, reset).unwrap();
+        assert_eq!((other.best, other.record), (None, None));
     }
 
     #[test]
@@ -256,6 +277,23 @@ mod tests {
         let anew = Position { update: 0, epoch: 0 };
         assert_eq!(at(Reset { schedule: true, ..Reset::default() }), anew);
         assert_eq!(at(Reset { schedule: true, data: true, ..Reset::default() }), anew);
+    }
+
+    #[test]
+    fn a_record_counts_the_validations_since_it() {
+        let mut record = None;
+        let since = |record: &Option<Best>| record.as_ref().map(|record| (record.update, record.since));
+        for (update, value, expected) in
+            [(2, f64::NAN, None), (4, 0.5, Some((4, 0))), (6, 0.5, Some((4, 1))), (8, f64::NAN, Some((4, 2)))]
+        {
+            Best::note(&mut record, Metric::lower("loss"), value, update);
+            assert_eq!(since(&record), expected, "{update}");
+        }
+        Best::note(&mut record, Metric::lower("loss"), 0.4, 10);
+        assert_eq!(since(&record), Some((10, 0)));
+        // Another metric has another record.
+        Best::note(&mut record, Metric::higher("accuracy"), 0.1, 12);
+        assert_eq!(since(&record), Some((12, 0)));
     }
 
     #[test]

@@ -147,6 +147,17 @@ fn the_best_is_the_best_of_what_is_on_the_disk() {
 }
 
 #[test]
+fn patience_runs_out_whether_or_not_the_best_could_be_saved() {
+    let dir = RunDir::new();
+    // Nothing is learnt, so that nothing improves on the first validation; and nothing can be saved.
+    let job = shipped(&dir, 40).set("optim.lr", 0).set("valid.every", "2 updates").set("valid.patience", 2);
+    let ended = job.ranks(2).under(&SMALL_FILES).run();
+    assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
+    assert!(dir.validations().keys().copied().eq([2, 4, 6]), "{:?}", dir.validations());
+    assert_eq!(dir.end(), (6, "failed".to_owned()));
+}
+
+#[test]
 fn a_run_directory_that_is_removed_is_made_anew() {
     let dir = RunDir::new();
     let mut cluster = slow(&dir, 20).start();

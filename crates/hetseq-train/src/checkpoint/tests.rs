@@ -20,6 +20,7 @@ fn state(update: u64, best: Option<u64>) -> State {
         scalars: BTreeMap::from([("beta1_power".to_owned(), 0.1f64.powi(7) / 3.0)]),
         plan: PlanKeys { seed: 1, global: "8".to_owned(), curriculum_epochs: 0, data: String::new() },
         best: best.map(|update| Best { metric: "loss".to_owned(), value: 0.1, update, since: 0 }),
+        record: None,
         loss_scale: Default::default(),
         limits: Limits::default(),
         total_updates: None,

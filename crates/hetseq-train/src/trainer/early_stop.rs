@@ -1,9 +1,9 @@
 //! The end of a run before its last planned update: the learning rate has become too small (`run.stop_min_lr`), or
 //! validation no longer improves (`valid.patience`).
 //!
-//! Rank 0 decides and tells the others, by the header of an update or after a validation, so that all end after the same one. What it decides
-//! on is in the config and in checkpoints: a run that ended early and is started again ends again, and one that was
-//! interrupted ends where it would have ended.
+//! All ranks end after the same update: rank 0 decides on the rate and tells the others by the header of an update, and all
+//! hold the same validations. What they decide on is in the config and in checkpoints: a run that ended early and is started
+//! again ends again, and one that was interrupted ends where it would have ended.
 
 use hetseq_data::Cursor;
 use hetseq_metrics::Event;
@@ -35,11 +35,11 @@ fn too_small<C>(config: &Config<C>, at: Position, lr: f64) -> Option<EarlyStop> 
     })
 }
 
-/// The last validations did not improve on the best one. A best by another metric than today's says nothing.
-fn out_of_patience<C>(config: &Config<C>, best: Option<&Best>, metric: &str) -> Option<EarlyStop> {
+/// The last validations did not improve on the record. A record by another metric than today's says nothing.
+fn out_of_patience<C>(config: &Config<C>, record: Option<&Best>, metric: &str) -> Option<EarlyStop> {
     let patience = config.valid.patience?;
-    let best = best.filter(|best| best.metric == metric && best.since >= patience)?;
-    let Best { value, update, since, .. } = best;
+    let record = record.filter(|record| record.metric == metric && record.since >= patience)?;
+    let Best { value, update, since, .. } = record;
     let validations = if *since == 1 { "validation has".to_owned() } else { format!("{since} validations have") };
     Some(EarlyStop {
         rule: "valid.patience",
@@ -54,7 +54,7 @@ impl<T: Task> Trainer<T> {
     /// Why the run ends early when it stands at `cursor`.
     fn early_stop(&self, cursor: &Cursor) -> Option<EarlyStop> {
         let small = || too_small(&self.config, self.state.position(cursor), self.lr_at(cursor));
-        out_of_patience(&self.config, self.state.best.as_ref(), self.best_metric.name).or_else(small)
+        self.out_of_patience().or_else(small)
     }
 
     /// Whether the run ends before the update at `cursor`.
@@ -62,14 +62,14 @@ impl<T: Task> Trainer<T> {
         self.early_stop(cursor).is_some()
     }
 
-    /// Whether validation has ended the run just now. Rank 0 decides, since it knows which bests reached the disk.
-    pub(super) fn patience_is_out(&mut self) -> Result<bool, TrainError> {
-        if self.config.valid.patience.is_none() {
-            return Ok(false);
-        }
-        let is_out = out_of_patience(&self.config, self.state.best.as_ref(), self.best_metric.name).is_some();
-        let word = self.crew.group.broadcast_bytes(0, vec![u8::from(is_out)])?;
-        Ok(word == [1])
+    /// Whether validation has ended the run just now: on all ranks or on none, as the record does not depend on what has
+    /// reached rank 0's disk.
+    pub(super) fn patience_is_out(&self) -> bool {
+        self.out_of_patience().is_some()
+    }
+
+    fn out_of_patience(&self) -> Option<EarlyStop> {
+        out_of_patience(&self.config, self.state.record.as_ref(), self.best_metric.name)
     }
 
     /// Before the first update of this process: a run that had ended early, and is started again, ends again. One that was

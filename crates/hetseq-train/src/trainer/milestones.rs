@@ -23,7 +23,7 @@ impl<T: Task> Trainer<T> {
         let ends = next.ends || is_last;
         let validates = ends || self.config.valid.every.is_due(updates, epoch, epoch_ended);
         let is_best = validates && self.validate()?;
-        let ends_early = next.ends || (validates && !is_last && self.patience_is_out()?);
+        let ends_early = next.ends || (validates && !is_last && self.patience_is_out());
         let is_due = self.config.checkpoint.every.is_due(updates, epoch, epoch_ended);
         if let Some(rank) = next.stop {
             self.announce_stop(rank);
@@ -53,7 +53,7 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    /// Whether this is the best so far: on all ranks or on none, as they hold the same numbers (`evaluate.rs`).
+    /// Whether this is the best of those on the disk: on all ranks or on none, as they hold the same numbers (`evaluate.rs`).
     fn validate(&mut self) -> Result<bool, TrainError> {
         let updates = self.state.cursor.updates;
         self.crew.group.at(format!("validation after {}", at_update(updates)));
@@ -73,9 +73,8 @@ impl<T: Task> Trainer<T> {
             let best = Best { metric: self.best_metric.name.to_owned(), value, update: updates, since: 0 };
             self.bests.push(best.clone());
             self.state.best = Some(best);
-        } else if let Some(best) = &mut self.state.best {
-            best.since += 1;
         }
+        Best::note(&mut self.state.record, self.best_metric, value, updates);
         for message in self.skips.note(Which::Valid, &evaluation.skipped) {
             self.observer.tell(&Event::Warning { message });
         }
