@@ -12,9 +12,9 @@ use crate::secret::Secret;
 /// each other, so that every rank beats often enough for the strictest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The longest outage of the network that the group survives. A peer from which not one byte came for this long, and for
-    /// as long as TCP may need to notice that the network is back (`pace.rs`), is dead. Heartbeats flow also while a rank
-    /// computes.
+    /// The longest outage of the network that the group survives. A peer from which not one byte
+    /// came for this long, and for as long as TCP may need to notice that the network is back
+    /// (`pace.rs`), is dead. Heartbeats flow also while a rank computes.
     pub silence: Duration,
     /// A peer that is alive but does not send what is awaited for this long has failed. Must exceed the longest thing
     /// one rank does while the others wait, such as saving a checkpoint or compiling kernels.

@@ -16,8 +16,9 @@ use crate::error::CommError;
 pub(crate) type Nonce = [u8; 32];
 pub(crate) type Proof = [u8; 32];
 
-/// A shorter secret can be found by trying: whoever records a handshake, or answers one, can test guesses offline. Hashes are
-/// fast, so only a random secret of this many characters holds; 16 hexadecimal digits are 64 bits.
+/// A shorter secret can be found by trying: a program that records a handshake, or answers one, can
+/// test guesses offline. Hashes are fast, so only a random secret of this many characters holds; 16
+/// hexadecimal digits are 64 bits.
 const SHORTEST: usize = 16;
 
 /// How to come by a secret of one's own, as the end of a message.
@@ -38,7 +39,8 @@ pub enum Secret {
 }
 
 impl Secret {
-    /// Why `given` must not be used as [`Secret::Given`], if so. That it is random cannot be checked.
+    /// Why `given` must not be used as [`Secret::Given`], if so. That it is random cannot be
+    /// checked.
     pub fn weakness(given: &str) -> Option<String> {
         match given.trim().chars().count() {
             0 => Some("HETSEQ_SECRET is set but empty: give it a value on every rank, or unset it".to_owned()),

@@ -154,7 +154,8 @@ pub(crate) fn watch(stream: &TcpStream, watched: bool) -> std::io::Result<()> {
     if watched { socket.set_tcp_keepalive(&KEEPALIVE) } else { socket.set_keepalive(false) }
 }
 
-/// How long TCP may wait before it repeats a lost packet, if nothing else is asked for: two minutes on Linux.
+/// How long TCP may wait before it repeats a lost packet, if nothing else is asked for: two minutes
+/// on Linux.
 const LONGEST_RETRY: Duration = Duration::from_secs(120);
 /// The shortest bound that Linux takes.
 const BOUNDED_RETRY: Duration = Duration::from_secs(1);
@@ -162,7 +163,8 @@ const BOUNDED_RETRY: Duration = Duration::from_secs(1);
 const USER_TIMEOUT: libc::c_int = 18;
 const RTO_MAX: libc::c_int = 44;
 
-/// The longest pause before a lost packet is repeated on connections that [`outlast`] was called for.
+/// The longest pause before a lost packet is repeated on connections that [`outlast`] was called
+/// for.
 pub(crate) fn longest_retry() -> Duration {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
     let socket = socket.or_else(|_| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)));
@@ -172,9 +174,10 @@ pub(crate) fn longest_retry() -> Duration {
     }
 }
 
-/// Keeps the system from giving a connection up before `limit`, and has it find out soon that a network is back: for
-/// connections that have heartbeats. `limit` must also cover a peer that is alive but does not read, because the system
-/// ends a connection that could not send for that long. What the system cannot do, it leaves as it is.
+/// Keeps the system from giving a connection up before `limit`, and has it find out soon that a
+/// network is back: for connections that have heartbeats. `limit` must also cover a peer that is
+/// alive but does not read, because the system ends a connection that could not send for that long.
+/// What the system cannot do, it leaves as it is.
 pub(crate) fn outlast(stream: &TcpStream, limit: Duration) {
     // With bounded pauses alone, the system would count repetitions and give up after 15 seconds.
     if set_millis(stream, USER_TIMEOUT, limit).is_ok() {

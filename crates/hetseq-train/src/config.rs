@@ -143,8 +143,8 @@ pub enum OnError {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Comm {
-    /// The longest outage of the network that a run survives. A peer that sends nothing for this long, heartbeats included, and
-    /// for as long as TCP may need to recover, is lost.
+    /// The longest outage of the network that a run survives. A peer that sends nothing for this
+    /// long, heartbeats included, and for as long as TCP may need to recover, is lost.
     pub silence_s: f64,
     /// A peer that is alive but does not come forward for so long is stuck.
     pub progress_s: f64,

@@ -59,7 +59,8 @@ impl ConfigSource {
         self.parse_with(T::PATH_KEYS)
     }
 
-    /// With the table of the task as `C`. Its values stay as the user wrote them, because which of them are paths is not known.
+    /// With the table of the task as `C`. Its values stay as the user wrote them, because which of
+    /// them are paths is not known.
     pub fn parse<C: DeserializeOwned>(&self) -> Result<Config<C>, TrainError> {
         self.parse_with(&[])
     }

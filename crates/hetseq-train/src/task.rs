@@ -21,10 +21,11 @@ use crate::skips::Skipped;
 pub trait Task: Sized + Send + Sync + 'static {
     /// The value of `run.task` that selects this task.
     const NAME: &'static str;
-    /// Keys of the `[task]` table that hold paths. Ranks may have different ones, and a relative path is made absolute from the
-    /// current directory, so that the resolved config can be read from elsewhere. What is at a path must show in
-    /// [`Task::fingerprint`] or [`Task::files`]. Keys that are not named here or below stay as the user wrote them and must be
-    /// equal on all ranks.
+    /// Keys of the `[task]` table that hold paths. Ranks may have different ones, and a relative
+    /// path is made absolute from the current directory, so that the resolved config can be read
+    /// from elsewhere. What is at a path must show in [`Task::fingerprint`] or [`Task::files`].
+    /// Keys that are not named here or below stay as the user wrote them and must be equal on all
+    /// ranks.
     const PATH_KEYS: &'static [&'static str] = &[];
     /// Further keys in which ranks may differ, because they do not change what is computed.
     const LOCAL_KEYS: &'static [&'static str] = &[];

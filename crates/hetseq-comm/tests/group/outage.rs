@@ -1,5 +1,5 @@
-//! Ranks in network namespaces whose link drops every packet for a while. Needs root and `ip` (iproute2), so these tests are
-//! ignored unless asked for; `./test` runs them where it may.
+//! Ranks in network namespaces whose link drops every packet for a while. Needs root and `ip`
+//! (iproute2), so these tests are ignored unless asked for; `./test` runs them where it may.
 
 use std::fs::File;
 use std::os::fd::AsFd;
