@@ -22,7 +22,7 @@ use crate::simulate::SimulateArgs;
 /// Start with `hetseq demo`. A run is described by a TOML file (see configs/mnist.toml); any key of it can be set on the
 /// command line with --set section.key=value.
 #[derive(Debug, Parser)]
-#[command(name = "hetseq", version, max_term_width = 100)]
+#[command(name = "hetseq", version = hetseq_train::VERSION, max_term_width = 100)]
 pub(crate) struct Hetseq {
     #[command(subcommand)]
     pub(crate) command: Command,

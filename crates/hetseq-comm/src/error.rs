@@ -83,7 +83,7 @@ pub enum CommError {
 
     #[error(
         "the ranks differ in what must be equal, so the run cannot start:\n  {}\nGive every rank the \
-         same configuration, data and binary",
+         same configuration and data, and install the same build of hetseq on all machines",
         .differences.join("\n  ")
     )]
     Mismatch { differences: Vec<String> },

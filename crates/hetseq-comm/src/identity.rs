@@ -1,7 +1,8 @@
 //! What must be equal on all ranks before a run may start, and how two ranks' versions differ.
 //!
-//! The trainer fills it (config keys, data fingerprint, binary version, layout hash); rank 0 compares it during the
-//! rendezvous. It is not for settings that may differ between machines, such as paths, devices or threads.
+//! The trainer fills it (config keys, data fingerprint, version and build of the program, layout
+//! hash); rank 0 compares it during the rendezvous. It is not for settings that may differ between
+//! machines, such as paths, devices or threads.
 
 use std::collections::BTreeMap;
 

@@ -13,8 +13,8 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::task::Task;
 
-/// Keys that may differ from rank to rank, beside those that a task names ([`Task::PATH_KEYS`], [`Task::LOCAL_KEYS`]). A section
-/// name stands for all its keys.
+/// Keys that may differ from rank to rank, beside those that a task names ([`Task::PATH_KEYS`],
+/// [`Task::LOCAL_KEYS`]). A section name stands for all its keys.
 const LOCAL: [&str; 13] = [
     "run.dir",
     "run.devices",
@@ -43,6 +43,7 @@ pub(crate) fn identity<T: Task>(
     let mut identity = Identity::new()
         .with("command", command)
         .with("version", env!("CARGO_PKG_VERSION"))
+        .with("build", crate::BUILD)
         .with("data", task.fingerprint())
         .with("layout", format!("{:016x}", layout.hash()));
     for (key, value) in run_keys::<T>(config)? {
@@ -128,7 +129,8 @@ mod tests {
         assert_eq!(changed::<MaskedWords>("not a config [", now), []);
     }
 
-    /// What a key means is the task's to say: the weights that BERT begins with, or the method that another one draws them by.
+    /// What a key means is the task's to say: the weights that BERT begins with, or the method that
+    /// another one draws them by.
     #[test]
     fn a_key_is_local_only_to_the_task_that_says_so() {
         fn compared<T: Task>() -> Vec<String> {

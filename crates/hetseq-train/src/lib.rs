@@ -44,6 +44,12 @@ pub mod tasks;
 mod trainer;
 pub mod weights;
 
+/// Tells builds of one version apart: ranks of a run must have the same. The same for builds with
+/// and without GPUs.
+pub const BUILD: &str = env!("HETSEQ_BUILD");
+/// What a program built on this crate prints as its version.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("HETSEQ_BUILD"), ")");
+
 pub use checkpoint::{Checkpoints, Trouble};
 pub use config::{Config, Every, OnError, Reset, Resume, WireType};
 pub use devices::{Api, DeviceSpec, Place, Wanted, devices_named};

@@ -127,7 +127,7 @@ fn measure(args: &BenchCommArgs) -> anyhow::Result<()> {
         }
     };
     let options = Options { join: Duration::from_secs(60), secret, encrypt: args.encrypt, ..Options::default() };
-    let identity = Identity::new().with("command", "bench comm");
+    let identity = Identity::new().with("command", "bench comm").with("build", hetseq_train::BUILD);
     let mut group = Group::join(&place, &identity, &options)?;
     let speaks = group.rank() == 0;
     let own = if args.measure { by_lines(&mut group)? } else { args.own.clone() };

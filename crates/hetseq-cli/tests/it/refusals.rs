@@ -1,6 +1,8 @@
 //! What cannot work is refused with a clear message, the right exit code (2: change what you typed, 1: it failed), in
 //! time, and before anything is trained; a rank that is lost in mid-run is named by the others.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -160,6 +162,38 @@ fn a_rank_with_another_config() {
         assert_said(&ended[rank], 2, &parts);
     }
     assert!(dir.contents().is_empty(), "a refused run left something");
+}
+
+#[test]
+fn a_rank_with_another_build() {
+    let version = Job::new(["--version"]).succeed();
+    let build = version.split_once("build ").unwrap().1.trim_end_matches(")\n");
+    // The same program but for the name of its build. Half of the name, because compilers cut
+    // strings into words.
+    let mut program = fs::read(env!("CARGO_BIN_EXE_hetseq")).unwrap();
+    let places: Vec<usize> = program
+        .windows(8)
+        .enumerate()
+        .filter(|(_, bytes)| *bytes == &build.as_bytes()[..8])
+        .map(|(at, _)| at)
+        .collect();
+    places.iter().for_each(|&at| program[at..at + 8].copy_from_slice(b"deadbeef"));
+    let elsewhere = TempDir::new_in(scratch()).unwrap();
+    let other = elsewhere.path().join("hetseq");
+    fs::write(&other, program).unwrap();
+    fs::set_permissions(&other, Permissions::from_mode(0o755)).unwrap();
+
+    let dir = RunDir::new();
+    let job = train(&dir).ranks(2);
+    let mut cluster = Cluster::new();
+    job.start_rank(0, &mut cluster);
+    let instead = ["/bin/sh", "-c", "shift; exec \"$0\" \"$@\"", other.to_str().unwrap()];
+    job.under(&instead).start_rank(1, &mut cluster);
+    let ended = cluster.wait(SOON);
+    let theirs = format!("deadbeef{}", &build[8..]);
+    let advice = "install the same build of hetseq on all machines";
+    assert_said(&ended[0], 2, &[&format!("build: {build} here, {theirs} on rank 1 ("), advice]);
+    assert_said(&ended[1], 2, &[&format!("build: {theirs} here, {build} on rank 0 ("), advice]);
 }
 
 #[test]

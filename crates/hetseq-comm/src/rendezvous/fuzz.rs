@@ -11,6 +11,8 @@ use crate::identity::{Difference, Identity};
 use crate::pace::Pace;
 use crate::secret::{Credentials, Key, SecretKind};
 
+const PACE: Pace = Pace::of(Duration::from_secs(60), Duration::from_secs(1));
+
 /// One of each kind, encoded.
 pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
     let address: SocketAddr = "[fd00::1]:700".parse().unwrap();
@@ -31,17 +33,23 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
             world: 2,
             name: "alpha".to_owned(),
             listener: Some(address),
-            pace: Pace::new(Duration::from_secs(60)),
+            pace: PACE,
             identity: Identity::new().with("optim.lr", 0.1).with("run.seed", 7),
         }),
         Message::Roster(Roster {
             generation: 7,
             you: 1,
             members: vec![
-                Member { name: "alpha".to_owned(), listener: None, pace: Pace::new(Duration::from_secs(60)) },
-                Member { name: "beta".to_owned(), listener: Some(address), pace: Pace::new(Duration::MAX) },
+                Member { name: "alpha".to_owned(), listener: None, pace: PACE },
+                Member {
+                    name: "beta".to_owned(),
+                    listener: Some(address),
+                    pace: Pace::of(Duration::MAX, Duration::MAX),
+                },
             ],
         }),
+        Message::Accepted,
+        Message::Ready,
         Message::Failed("out of paper".to_owned()),
         Message::Start,
         Message::Refused(Refusal::Mismatch {
@@ -58,6 +66,16 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
             waited: Duration::from_secs(3),
             notes: vec!["10.0.0.1:9 (silent)".to_owned()],
         }),
+        Message::Refused(Refusal::Taken { rank: 1, name: "beta".to_owned(), address: "10.0.0.1:9".to_owned() }),
+        Message::Refused(Refusal::SecretKind { newcomer: SecretKind::None, here: SecretKind::Given }),
+        Message::Refused(Refusal::NoSecretYet),
+        Message::Refused(Refusal::SecretWrong),
+        Message::Refused(Refusal::Encryption { newcomer: true }),
+        Message::Refused(Refusal::OtherGroup),
+        Message::Refused(Refusal::Protocol { theirs: 1, ours: 2 }),
+        Message::Refused(Refusal::UnderWay { seconds_ago: 9, world: 3 }),
+        Message::Refused(Refusal::Moved),
+        Message::Refused(Refusal::Failed { rank: 2, name: "beta".to_owned(), reason: "no route".to_owned() }),
     ];
     messages.iter().map(|message| postcard::to_stdvec(message).unwrap()).collect()
 }
