@@ -162,6 +162,9 @@ impl TokenShard {
         if blake3::hash(&header[..SEALED_BYTES]).as_bytes()[..16] != header[SEALED_BYTES..SEALED_BYTES + 16] {
             return Err(damaged("header", "its checksum is wrong".to_owned()));
         }
+        if header[SEALED_BYTES + 16..].iter().any(|&byte| byte != 0) {
+            return Err(damaged("header", "its last bytes are not zero".to_owned()));
+        }
         let Some(width) = IdWidth::from_bytes(number(3)) else {
             return Err(damaged("id width", format!("{} bytes per id", number(3))));
         };
