@@ -28,6 +28,8 @@ const JUMP: f64 = 0.10;
 const JUMP_SPREADS: f64 = 3.0;
 /// and if that lasts so long: other programs often use a core for 0.1 s, and two of them may follow each other.
 const JUMP_S: f64 = 0.35;
+/// A jump counts as a measurement that is so far off at most: where jumps are frequent, they are noise too.
+const JUMP_COUNTS: f64 = 0.5;
 /// After how many updates without work a device is looked at for the first time.
 const LOOK_AGAIN: u64 = 100;
 /// Beyond these a factor is no measurement.
@@ -103,7 +105,7 @@ impl Drift {
 
     /// How far off the factor may be, relatively.
     pub(crate) fn error(&self) -> f64 {
-        self.factor.error(&self.spread)
+        self.factor.error()
     }
 
     /// Whether the factor means anything: the device was probed or measured.
@@ -195,13 +197,14 @@ impl Drift {
         } else {
             self.run = Run { blocks: 1, is_above, seconds: block_s, sum: 0.0, spread: self.run.spread };
         }
-        let Run { blocks, seconds, sum, .. } = self.run;
+        let Run { blocks, seconds, sum, spread, .. } = self.run;
         if blocks >= 2 && seconds >= JUMP_S {
-            self.factor.set(sum / f64::from(blocks - 1), blocks - 1);
-            self.spread = self.run.spread;
+            self.factor.set(sum / f64::from(blocks - 1), blocks - 1, spread);
+            self.spread = spread;
+            self.spread.follow(off.min(JUMP_COUNTS));
             self.run = Run::default();
         } else {
-            self.factor.follow(measured, block_s);
+            self.factor.follow(measured, block_s, self.spread);
         }
     }
 }
@@ -227,7 +230,7 @@ impl Smoothed {
 
     /// How far off the seconds may be.
     pub(crate) fn error_s(&self) -> f64 {
-        self.seconds.error(&self.spread)
+        self.seconds.error()
     }
 
     pub(crate) fn observe(&mut self, micros: u64) {
@@ -246,7 +249,7 @@ impl Smoothed {
         if self.seconds.is_measured() {
             self.spread.follow((measured - self.seconds()).abs());
         }
-        self.seconds.follow(measured, block_s);
+        self.seconds.follow(measured, block_s, self.spread);
     }
 }
 

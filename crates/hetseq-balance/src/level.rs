@@ -19,15 +19,15 @@ pub(crate) struct Level {
     recent: [f64; 3],
     /// How many the value rests on.
     known: u32,
-    /// Of the last median.
-    weight: f64,
+    /// The standard deviation of the value.
+    error: f64,
     /// Whether the value rests on measurements.
     is_measured: bool,
 }
 
 impl Level {
     pub(crate) fn new(value: f64) -> Level {
-        Level { value, recent: [value; 3], known: 0, weight: 1.0, is_measured: false }
+        Level { value, recent: [value; 3], known: 0, error: 0.0, is_measured: false }
     }
 
     pub(crate) fn value(&self) -> f64 {
@@ -38,33 +38,34 @@ impl Level {
         self.is_measured
     }
 
+    /// How far off the value may be: its standard deviation.
+    pub(crate) fn error(&self) -> f64 {
+        self.error
+    }
+
     /// The value is the mean of `blocks` measurements, and nothing before them counts.
-    pub(crate) fn set(&mut self, value: f64, blocks: u32) {
-        let weight = 1.0 / f64::from(blocks.max(1));
-        *self = Level { value, recent: [value; 3], known: blocks, weight, is_measured: true };
+    pub(crate) fn set(&mut self, value: f64, blocks: u32, spread: Spread) {
+        let error = spread.value() / f64::from(blocks.max(1)).sqrt();
+        *self = Level { value, recent: [value; 3], known: blocks, error, is_measured: true };
     }
 
     /// The value counts fully, since what was known before means nothing.
     pub(crate) fn start(&mut self, value: f64) {
-        *self = Level { value, recent: [value; 3], known: 1, weight: 0.0, is_measured: true };
+        *self = Level { value, recent: [value; 3], known: 1, error: 0.0, is_measured: true };
     }
 
     /// Takes in the mean of a block that lasted `block_s`.
-    pub(crate) fn follow(&mut self, measured: f64, block_s: f64) {
+    pub(crate) fn follow(&mut self, measured: f64, block_s: f64, spread: Spread) {
         self.recent.rotate_left(1);
         self.recent[2] = measured;
         self.known = self.known.saturating_add(1);
         if self.known >= 3 {
             let least = (block_s / SMOOTH_S).min(1.0 / SMOOTH_BLOCKS);
-            self.weight = (1.0 / f64::from(self.known - 2)).max(least);
+            let weight = (1.0 / f64::from(self.known - 2)).max(least);
+            self.value += (median(self.recent) - self.value) * weight;
+            self.error = spread.value() * weight.sqrt();
             self.is_measured = true;
-            self.value += (median(self.recent) - self.value) * self.weight;
         }
-    }
-
-    /// The standard deviation of the value, given that of measurements.
-    pub(crate) fn error(&self, spread: &Spread) -> f64 {
-        spread.value() * self.weight.sqrt()
     }
 }
 

@@ -173,6 +173,26 @@ fn large_changes_in_long_updates_are_followed_within_five_updates() {
 }
 
 #[test]
+fn a_device_that_is_free_again_after_a_few_updates_is_followed_too() {
+    for update_s in [0.2, 1.0] {
+        for seed in 0..12 {
+            let noise = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
+            let mut pair = Pair::new(update_s);
+            for update in 0..45 {
+                let slowness = if (15..30).contains(&update) { [3.3, 1.0] } else { [1.0; 2] };
+                let step = pair.step(slowness, &noise);
+                let is_late = (20..30).contains(&update) || update >= 35;
+                assert!(
+                    !is_late || step.uneven < 1.15,
+                    "update {update} of {update_s} s, seed {seed}: {}",
+                    step.uneven
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn smaller_changes_in_long_updates_are_followed() {
     for update_s in [0.2, 1.0] {
         for slowness in [[1.3, 1.0], [1.0, 0.75]] {
