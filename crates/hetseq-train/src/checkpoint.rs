@@ -194,7 +194,6 @@ impl Checkpoints {
                 self.create()?;
             }
             write_files(&temporary, snapshot)?;
-            self.sync_metrics();
             if path.exists() {
                 // Left by a try that failed after renaming, when the directory could not be flushed.
                 self.discard(snapshot.update())?;
@@ -203,15 +202,6 @@ impl Checkpoints {
             sync_dir(&self.dir)
         };
         write().inspect_err(|_| _ = fs::remove_dir_all(&temporary))
-    }
-
-    /// Flushes the events so far, so that a power cut does not leave a checkpoint without its history. If that fails, it is
-    /// no fault of the checkpoint; whoever writes events next finds out.
-    fn sync_metrics(&self) {
-        let Some(run) = self.dir.parent() else { return };
-        if let Ok(metrics) = fs::File::open(run.join("metrics.jsonl")) {
-            _ = metrics.sync_all().and_then(|()| sync_dir(run));
-        }
     }
 
     /// What must not be removed: the best by the snapshot's state, and what `best` leads to, which is another one as long

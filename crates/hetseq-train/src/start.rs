@@ -21,6 +21,7 @@ use crate::itinerary::Itinerary;
 use crate::loader::Loader;
 use crate::observer::{Observer, move_aside, write_run_files};
 use crate::run::{RunOptions, check_exists, run_dir};
+use crate::run_files::sync_dir;
 use crate::run_lock::RunLock;
 use crate::signals::StopFlag;
 use crate::skips::Skips;
@@ -94,11 +95,13 @@ impl<T: Task> Start<T> {
         let observer = Observer::start(config, &dir, crew.group.rank(), state.cursor.updates)?;
         let saver = match observer.journal() {
             Some(journal) => {
-                let (checkpoints, keep) = (checkpoints.clone(), config.checkpoint.keep);
+                let (checkpoints, keep, run) = (checkpoints.clone(), config.checkpoint.keep, dir.clone());
                 let saved = if let Aside::After(updates) = aside { Some(updates) } else { None };
                 let save = move |snapshot: &Snapshot| {
-                    // A resume finds the events of all updates that the checkpoint counts as done.
+                    // A resume finds the events of all updates that the checkpoint counts as done, also after a power cut. If
+                    // that fails, it is no fault of the checkpoint, and the journal says so itself.
                     journal.sync(TO_SYNC_EVENTS);
+                    _ = sync_dir(&run);
                     checkpoints.save(snapshot, keep)
                 };
                 Some(Saver::start(saved, save)?)
