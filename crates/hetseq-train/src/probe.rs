@@ -331,6 +331,12 @@ impl<T: Task> Bench<'_, T> {
         let tokens = point.tokens;
         let usual = |class: &Class| known.get(class.devices[0]).map(|device| device.table.best_samples(tokens));
         let sizes: Vec<Option<u32>> = classes.iter().map(usual).collect();
+        // A probe within these limits has run nothing larger, so that what says so is damaged.
+        let most_of = |class: &Class| Guard::new(&class.limits, tokens, Duration::ZERO, 0).most();
+        let is_possible = |(class, size): (&Class, &Option<u32>)| size.is_none_or(|size| size <= most_of(class));
+        if !classes.iter().zip(&sizes).all(is_possible) {
+            return Ok(None);
+        }
         let most = sizes.iter().flatten().copied().max().unwrap_or(1);
         let candidates = sizes::samples(self.costs, tokens, most);
         if candidates.is_empty() {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use hetseq_balance::Profile;
 use hetseq_metrics::Event;
+use serde_json::Value;
 
 use crate::cluster::{Job, codes};
 use crate::reference::{Reference, shipped};
@@ -62,6 +63,18 @@ fn a_probe_is_kept_for_the_same_batch_only() {
     assert!(is_measured(&start(1)));
     // With one sample per update nothing is known of larger micro-batches.
     assert!(is_measured(&start(256)));
+}
+
+#[test]
+fn a_damaged_probe_is_not_used() {
+    let dir = RunDir::new();
+    said(&shipped(&dir, 2));
+    let path = dir.path().join("probe.json");
+    let mut kept: Value = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+    kept[0]["devices"][0]["table"][0]["samples"] = 1_000_000_000.into();
+    fs_err::write(&path, kept.to_string()).unwrap();
+    let said = said(&shipped(&dir, 4)).remove(0);
+    assert!(said.lines().any(|line| line.trim_end().ends_with(", measured")), "{said}");
 }
 
 #[test]
