@@ -2,7 +2,7 @@
 //! apart: ranks read each other's messages without names of fields, and each computes the plan of
 //! all. Features do not count: a build for GPUs and one without work together.
 
-#![allow(clippy::print_stdout)] // It is how Cargo is told.
+#![allow(clippy::print_stdout)] // Cargo reads what a build script prints.
 
 use std::fs;
 use std::io;

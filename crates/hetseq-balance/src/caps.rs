@@ -56,7 +56,7 @@ impl TokenCap {
         wait
     }
 
-    /// An update was done without running out of memory.
+    /// Counts an update in which memory did not run out.
     pub(crate) fn calm_update(&mut self) {
         let Some(reduced) = &mut self.reduced else { return };
         reduced.calm += 1;

@@ -1,4 +1,4 @@
-//! The update header: what ranks tell each other before an update. It travels ahead of the gradients of the update before it,
+//! The update header: what ranks tell each other before an update. It follows the gradients of the update before it,
 //! so that there is one moment per update at which ranks wait for each other, not two. Pure: what a rank says, and what
 //! follows from what all ranks said. Counts and samples make the arithmetic exact, hashes make it safe, the stop flag makes
 //! signals work, and the times of the last update steer the split: none of them needs a protocol of its own.

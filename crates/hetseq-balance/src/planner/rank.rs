@@ -42,8 +42,8 @@ impl Rank {
         }
     }
 
-    /// Own time for the exchange: by its line, but no longer than one was seen to take, since a measured line may tell of the
-    /// other end; and no shorter than the rank is busy with it.
+    /// Own time for the exchange: by its line, but no longer than one was seen to take, since a measured link may show the
+    /// limit of the other end; and no shorter than the rank is busy with it.
     pub(super) fn net_s(&self) -> f64 {
         let least_s = self.took_s.iter().copied().fold(f64::INFINITY, f64::min);
         self.line_s.min(least_s).max(self.busy.seconds())
