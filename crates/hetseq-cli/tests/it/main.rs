@@ -38,6 +38,7 @@ mod resume;
 mod score;
 mod signals;
 mod storage;
+mod texts;
 mod translate_prep;
 mod translation;
 mod unread;
