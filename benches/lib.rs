@@ -1,1 +1,1 @@
-//! Timings of the pure parts live in `benches/`; this package has no code of its own.
+//! Empty: this package only contains the criterion benchmarks in `benches/`.

@@ -1,12 +1,13 @@
-//! What an update costs on the host: the optimizers and the global norm over 10 M parameters, 1 and 2 threads.
+//! Benchmark of the host's part of an update: the optimizers and the global norm over 10 M
+//! parameters, with 1 and 2 threads.
 //!
 //!     cargo bench --manifest-path benches/Cargo.toml --bench optim
 //!
-//! Throughput counts each byte moved once: Adam and Adadelta read four streams of f32 and write three, LAMB reads seven
-//! and writes three in its two passes, Adafactor reads five and writes one in its three, the norm reads one. All should
-//! run at the speed of memory.
+//! Throughput counts each byte moved once. Adam and Adadelta read four f32 streams and write three.
+//! LAMB reads seven and writes three in its two passes. Adafactor reads five and writes one in its
+//! three passes. The norm reads one. All should run at memory bandwidth.
 
-#![allow(clippy::expect_used)] // a bench that cannot be set up should stop
+#![allow(clippy::expect_used)] // a benchmark whose setup fails should stop
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! How long sharing an update takes: every rank does it before every update.
+//! Benchmark of splitting an update among devices. Every rank does this before every update.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hetseq_balance::CostTable;

@@ -1,6 +1,6 @@
-//! Hashes the source of all crates that ranks share, so that two builds of one version are told
-//! apart: ranks read each other's messages without names of fields, and each computes the plan of
-//! all. Features do not count: a build for GPUs and one without work together.
+//! Hashes the source of all crates that ranks share, to distinguish builds of one version: messages
+//! between ranks have no field names, and each rank computes the plan of all. Features do not
+//! count: builds with and without GPUs work together.
 
 #![allow(clippy::print_stdout)] // Cargo reads what a build script prints.
 
@@ -8,15 +8,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What no other rank depends on.
-const OWN: &str = "hetseq-cli";
+/// The crate that other ranks do not depend on.
+const EXCLUDED: &str = "hetseq-cli";
 
 fn main() -> io::Result<()> {
     let mut files = Vec::new();
     for entry in fs::read_dir("..")? {
         let entry = entry?;
         let source = entry.path().join("src");
-        if entry.file_name() != OWN && source.is_dir() {
+        if entry.file_name() != EXCLUDED && source.is_dir() {
             println!("cargo:rerun-if-changed={}", source.display());
             find(&source, &mut files)?;
         }
@@ -43,12 +43,12 @@ fn find(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// FNV-1a: the same everywhere, unlike the standard library's.
+/// The FNV-1a hash: equal on all platforms, unlike the standard library's.
 struct Fnv(u64);
 
 impl Fnv {
     fn add(&mut self, bytes: &[u8]) {
-        // Git may end lines differently. A zero, which no source has, keeps two files apart.
+        // Git may change line endings. A zero byte, which no source contains, separates files.
         let bytes = bytes.iter().copied().filter(|byte| *byte != b'\r');
         for byte in bytes.chain([0]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

@@ -1,4 +1,4 @@
-//! How long sharing an update among very many devices takes. Run with:
+//! Measures the time of splitting an update among very many devices. Run with:
 //! cargo run --release -p hetseq-balance --example share_time
 
 use std::io::Write;
@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use hetseq_balance::share::{DeviceLoad, Share, share};
 use hetseq_balance::{
-    BalanceError, CostTable, DeviceProfile, Done, Line, Planner, Point, Profile, RankProfile, Split, Work,
+    AssignedWork, BalanceError, CostPoint, CostTable, DeviceProfile, LinkProfile, Planner, Profile, RankProfile,
+    SplitMode, WorkTime,
 };
 use hetseq_random::Key;
 
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     text.sort_unstable();
     for (name, update) in [("one length", &uniform), ("mixed lengths", &text)] {
         for (caps, max_tokens, spread) in
-            [("no caps", None, 0), ("caps", Some(2048), 0), ("caps that not every sample fits", Some(200), 1024)]
+            [("no caps", None, 0), ("caps", Some(2048), 0), ("caps below the longest samples", Some(200), 1024)]
         {
             let load = |(device, table)| DeviceLoad {
                 table,
@@ -38,40 +39,40 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let millis = timed(|| share(update, &loads).map(|_| ()))?;
             writeln!(
                 std::io::stdout(),
-                "{DEVICES} devices, {SAMPLES} samples of {name}, {caps}: {:.1} ms, at least {:.1}; at work until the last \
-                 has finished: {:.1} %",
+                "{DEVICES} devices, {SAMPLES} samples of {name}, {caps}: {:.1} ms (best {:.1}); devices are busy {:.1} % of \
+                 the time until the last finishes",
                 millis.0,
                 millis.1,
-                100.0 * at_work(update, &loads)?,
+                100.0 * busy_part(update, &loads)?,
             )?;
         }
         let mut planner = Planner::new(&group(&tables));
-        let plan = planner.share(Split::Measured, update)?;
-        // Every third device becomes slower by half, for long enough to be no noise.
+        let plan = planner.share(SplitMode::Measured, update)?;
+        // Every third device becomes 1.5 times as slow, for long enough not to be noise.
         for _ in 0..50 {
-            let done = |(device, work): (usize, &Work)| {
+            let time = |(device, work): (usize, &AssignedWork)| {
                 let slowness = if device.is_multiple_of(3) { 1.5 } else { 1.0 };
-                Done { base_s: work.base_s, micros: (work.base_s * slowness * 1e6) as u64, after_micros: 0 }
+                WorkTime { base_s: work.base_s, micros: (work.base_s * slowness * 1e6) as u64, after_micros: 0 }
             };
-            planner.observe(&plan.work.iter().enumerate().map(done).collect::<Vec<_>>());
+            planner.observe(&plan.work.iter().enumerate().map(time).collect::<Vec<_>>());
         }
         let mut planners = vec![planner; TRIES];
         let mut next = planners.iter_mut();
         let millis = timed(|| {
-            let plan = next.next().map(|planner| planner.share(Split::Measured, update)).transpose()?;
+            let plan = next.next().map(|planner| planner.share(SplitMode::Measured, update)).transpose()?;
             assert!(plan.is_some_and(|plan| plan.replanned.is_some()));
             Ok(())
         })?;
-        writeln!(std::io::stdout(), "  a whole new plan for {name}: {:.1} ms, at least {:.1}", millis.0, millis.1)?;
+        writeln!(std::io::stdout(), "  a complete new plan for {name}: {:.1} ms (best {:.1})", millis.0, millis.1)?;
     }
     for (devices, samples) in [(4, 256), (8, 1024), (8, 4096), (64, 4096), (64, 16_384), (900, 50_000)] {
         let mut text: Vec<u32> = (0..samples).map(|sample| 8 + key.below(sample, 505) as u32).collect();
         text.sort_unstable();
         let mut planner = Planner::new(&group(&tables[..devices]));
-        let millis = timed(|| planner.share(Split::Measured, &text).map(|_| ()))?;
+        let millis = timed(|| planner.share(SplitMode::Measured, &text).map(|_| ()))?;
         writeln!(
             std::io::stdout(),
-            "{devices} devices, {samples} samples of mixed lengths: {:.2} ms, at least {:.2}",
+            "{devices} devices, {samples} samples of mixed lengths: {:.2} ms (best {:.2})",
             millis.0,
             millis.1
         )?;
@@ -79,7 +80,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The median and the least of many tries, in milliseconds.
+/// The median and the minimum of many tries, in milliseconds.
 fn timed(mut work: impl FnMut() -> Result<(), BalanceError>) -> Result<(f64, f64), BalanceError> {
     let mut millis = Vec::with_capacity(TRIES);
     for _ in 0..TRIES {
@@ -104,14 +105,14 @@ fn group(tables: &[CostTable]) -> Profile {
         host: String::new(),
         devices: tables.iter().map(device).collect(),
         host_s: 0.01,
-        line: Line::unlimited(),
-        own: None,
+        link: LinkProfile::unlimited(),
+        shard_weight: None,
     };
     Profile { task: String::new(), parameters: 0, exchange_bytes: 0, ranks: tables.chunks(8).map(rank).collect() }
 }
 
-/// The mean finishing time of the devices that have work, as a part of the last.
-fn at_work(update: &[u32], loads: &[DeviceLoad]) -> Result<f64, BalanceError> {
+/// The mean finish time of the devices with work, as a part of the last finish time.
+fn busy_part(update: &[u32], loads: &[DeviceLoad]) -> Result<f64, BalanceError> {
     let finish = |(load, share): (&DeviceLoad, &Share)| {
         let seconds = |micro: &Range<usize>| load.table.seconds(micro.len() as u32, update[micro.end - 1]);
         load.overhead_s + load.factor * share.micro.iter().map(seconds).sum::<f64>()
@@ -122,11 +123,11 @@ fn at_work(update: &[u32], loads: &[DeviceLoad]) -> Result<f64, BalanceError> {
     Ok(finished.iter().sum::<f64>() / finished.len() as f64 / finished.iter().copied().fold(0.0, f64::max))
 }
 
-/// Six points: a launch, then by tokens; speeds differ a hundredfold.
+/// Six points: a fixed launch time plus time per token. Speeds differ by up to 100 times.
 fn table(key: Key) -> Result<CostTable, BalanceError> {
     let launch = key.below(0, 5000) + 100;
     let per_token = f64::from(key.between(1, 1.0, 100.0));
-    let point = |(samples, tokens): (u32, u32)| Point {
+    let point = |(samples, tokens): (u32, u32)| CostPoint {
         samples,
         tokens,
         micros: launch + (per_token * f64::from(samples * tokens)) as u64,

@@ -1,29 +1,33 @@
-//! How many tokens a device takes in one micro-batch: what was measured or set, less for a while after its memory ran out.
+//! The largest number of tokens in a device's micro-batch: measured or set, and reduced for a while
+//! after its memory ran out.
 //!
-//! Memory may run out because another program has taken it, so that a smaller cap is not for good: after some updates it
-//! doubles, until it is what it was. If memory runs out again, the next try comes later. Pure; counts updates, reads no clock.
+//! Another program may have taken the memory, so a smaller cap is not permanent: after some updates
+//! it doubles, until it has its old value. If memory runs out again, the next attempt comes later.
+//! Pure: it counts updates and reads no clock. Called by the planner.
 
-/// Updates until a larger cap is tried for the first time; twice as many after each time that memory ran out again.
+/// Updates until a larger cap is tried for the first time; doubled each time that memory runs out
+/// again.
 const FIRST_WAIT: u32 = 100;
 const LONGEST_WAIT: u32 = 6_400;
-/// Updates are planned ahead, so that memory may run out again soon for the same reason.
+/// Updates are planned ahead, so memory may soon run out again for the same reason.
 const SAME_CAUSE: u32 = 16;
 
+/// See the [module](self).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TokenCap {
-    /// As measured or set.
+    /// Measured or set.
     usual: Option<u32>,
     reduced: Option<Reduced>,
-    /// Updates to wait after memory has run out the next time.
+    /// Updates to wait the next time that memory runs out.
     wait: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reduced {
     tokens: u32,
-    /// From this on it is no limit any more: what had not fitted.
-    enough: u32,
-    /// Updates since memory ran out or the cap grew, and how many it takes to grow.
+    /// The number of tokens that did not fit; at this value the reduction ends.
+    did_not_fit: u32,
+    /// Updates since memory ran out or the cap grew, and the number after which it grows.
     calm: u32,
     wait: u32,
 }
@@ -37,21 +41,22 @@ impl TokenCap {
         self.usual
     }
 
-    /// What holds now.
+    /// The current cap.
     pub(crate) fn tokens(&self) -> Option<u32> {
         self.reduced.map(|reduced| reduced.tokens).into_iter().chain(self.usual).min()
     }
 
-    /// Memory ran out, and at most `tokens` fitted. Returns for how many updates that holds.
+    /// Reduces the cap to `tokens`, which did fit, after memory ran out. Returns for how many
+    /// updates.
     pub(crate) fn ran_out(&mut self, tokens: u32) -> u32 {
         let tokens = tokens.max(1);
         if let Some(reduced) = self.reduced.as_mut().filter(|reduced| reduced.calm < SAME_CAUSE) {
             (reduced.calm, reduced.tokens) = (0, reduced.tokens.min(tokens));
             return reduced.wait;
         }
-        let before = self.reduced.map_or(0, |reduced| reduced.enough);
+        let before = self.reduced.map_or(0, |reduced| reduced.did_not_fit);
         let wait = self.wait;
-        self.reduced = Some(Reduced { tokens, enough: before.max(tokens.saturating_mul(2)), calm: 0, wait });
+        self.reduced = Some(Reduced { tokens, did_not_fit: before.max(tokens.saturating_mul(2)), calm: 0, wait });
         self.wait = wait.saturating_mul(2).min(LONGEST_WAIT);
         wait
     }
@@ -63,7 +68,7 @@ impl TokenCap {
         if reduced.calm >= reduced.wait {
             (reduced.calm, reduced.tokens) = (0, reduced.tokens.saturating_mul(2));
             let usual = self.usual.unwrap_or(u32::MAX);
-            self.reduced.take_if(|reduced| reduced.tokens >= reduced.enough.min(usual));
+            self.reduced.take_if(|reduced| reduced.tokens >= reduced.did_not_fit.min(usual));
         }
     }
 }
@@ -78,15 +83,15 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_recovers_and_a_second_time_later() {
+    fn a_cap_recovers_and_takes_longer_the_second_time() {
         let mut cap = TokenCap::new(Some(4096));
         assert_eq!(cap.ran_out(1024), FIRST_WAIT);
-        // For the same reason: it neither waits longer nor forgets what did not fit.
+        // For the same reason: neither the wait nor the size that did not fit changes.
         assert_eq!(cap.ran_out(512), FIRST_WAIT);
         assert_eq!(cap.ran_out(2048), FIRST_WAIT);
         assert_eq!(after(&mut cap, FIRST_WAIT - 1), Some(512));
         assert_eq!(after(&mut cap, 1), Some(1024));
-        // 2,048 tokens had not fitted: if they do now, all do that ever did.
+        // 2,048 tokens had not fitted. If they do now, the usual cap does too.
         assert_eq!(after(&mut cap, FIRST_WAIT), Some(4096));
         assert_eq!(cap.ran_out(2048), 2 * FIRST_WAIT);
         assert_eq!(after(&mut cap, 2 * FIRST_WAIT - 1), Some(2048));
@@ -94,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_usual_cap_there_is_none_again_in_the_end() {
+    fn without_a_usual_cap_the_reduction_ends_without_a_cap() {
         let mut cap = TokenCap::new(None);
         cap.ran_out(4);
         assert_eq!(cap.tokens(), Some(4));

@@ -1,13 +1,13 @@
-//! Everything that can go wrong between a profile and a plan.
+//! Errors between a profile and a plan: returned by tables, profiles and `share`.
 //!
-//! Each message says what happened and what to do. Tables, profiles and `share` return it; drift and predictions cannot
-//! fail.
+//! Each message says what happened and what to do. Drift and predictions cannot fail.
 
+/// A cost table, a profile or an update that cannot be used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BalanceError {
     #[error(
         "none of the {devices} devices can take samples: each has a speed that is not a positive number or a \
-         micro-batch of 0 samples; check the weights and the micro-batch caps"
+         micro-batch cap of 0 samples; check the weights and the micro-batch caps"
     )]
     NoUsableDevice { devices: usize },
 
@@ -17,12 +17,12 @@ pub enum BalanceError {
     )]
     SampleTooLong { sample_tokens: u32, largest_cap_tokens: u32 },
 
-    #[error("a table of costs without a point says nothing; measure at least one micro-batch, or give `tokens_per_s`")]
+    #[error("a cost table has no points; measure at least one micro-batch, or set `tokens_per_s`")]
     EmptyTable,
 
     #[error(
-        "a point of a table of costs has {samples} samples of {tokens} tokens; a micro-batch has at least one of each: \
-         remove the point"
+        "a point of a cost table has {samples} samples of {tokens} tokens; a micro-batch has at least one sample of \
+         one token: remove the point"
     )]
     EmptyPoint { samples: u32, tokens: u32 },
 }

@@ -1,28 +1,31 @@
-//! What a group will do, without training: `hetseq plan` prints it. Who gets how much, how long an update takes, what is
-//! gained over an even split, and what each rank is good for.
+//! Forecast of an update without training, printed by `hetseq plan`: each device's share, the time
+//! of the update, the gain over an even split, and the gain from each rank.
 
 use serde::Serialize;
 
 use crate::error::BalanceError;
-use crate::planner::{Planner, Split};
+use crate::planner::{Planner, SplitMode};
 use crate::predict::without;
 use crate::profile::Profile;
 
-/// Each rank asks for a plan of the others; in larger groups that takes long, and one rank hardly matters.
-const MOST_RANKS: usize = 256;
+/// The largest group for which every rank's gain is computed. Each takes a plan of the others, and
+/// in larger groups one rank hardly matters.
+const MAX_RANKS: usize = 256;
 
+/// See the [module](self).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Forecast {
-    pub split: Split,
+    pub split: SplitMode,
     pub samples: usize,
     pub update_s: f64,
     pub samples_per_s: f64,
-    /// The same update split evenly.
+    /// The time of the same update with an even split.
     pub equal_s: f64,
     pub devices: Vec<DeviceForecast>,
     pub ranks: Vec<RankForecast>,
 }
 
+/// A device's share and time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceForecast {
     pub rank: usize,
@@ -33,12 +36,13 @@ pub struct DeviceForecast {
     pub share: f64,
     pub micro_batches: usize,
     pub compute_s: f64,
-    /// The part of the update in which it has nothing to do.
+    /// The part of the update in which it is idle.
     pub idle: f64,
-    /// It gets nothing because it would make the update slower.
+    /// It gets no work because it would make the update slower.
     pub left_out: bool,
 }
 
+/// A rank's time, and the effect of removing it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankForecast {
     pub rank: usize,
@@ -47,18 +51,19 @@ pub struct RankForecast {
     pub net_s: f64,
     pub host_s: f64,
     pub wait_s: f64,
-    /// How much longer an update takes without it: 0.08 is 8 %, below zero the group is faster without it. None if it is
-    /// alone, if nobody else can compute the longest samples, or in very large groups.
+    /// The relative increase of the update time without it: 0.08 is 8 %, and below zero the group
+    /// is faster without it. `None` if it is the only rank, if no other can compute the longest
+    /// samples, or in very large groups.
     pub without: Option<f64>,
 }
 
-/// Of an update whose samples cost `tokens`, in any order.
-pub fn forecast(profile: &Profile, split: Split, tokens: &[u32]) -> Result<Forecast, BalanceError> {
+/// Forecasts an update whose samples cost `tokens`, in any order.
+pub fn forecast(profile: &Profile, split: SplitMode, tokens: &[u32]) -> Result<Forecast, BalanceError> {
     let mut tokens = tokens.to_vec();
     tokens.sort_unstable();
     let plan = Planner::new(profile).share(split, &tokens)?;
     let update_s = plan.prediction.update_s;
-    let equal_s = Planner::new(profile).share(Split::Equal, &tokens)?.prediction.update_s;
+    let equal_s = Planner::new(profile).share(SplitMode::Equal, &tokens)?.prediction.update_s;
     let names = profile.ranks.iter().enumerate().flat_map(|(rank, of_rank)| {
         of_rank.devices.iter().map(move |device| (rank, of_rank.host.clone(), device.name.clone()))
     });
@@ -88,7 +93,7 @@ pub fn forecast(profile: &Profile, split: Split, tokens: &[u32]) -> Result<Forec
             net_s: predicted.net_s,
             host_s: predicted.host_s,
             wait_s: predicted.idle_s,
-            without: if profile.ranks.len() > MOST_RANKS {
+            without: if profile.ranks.len() > MAX_RANKS {
                 None
             } else {
                 without_rank(profile, rank, split, &tokens).map(|seconds| seconds / update_s - 1.0)
@@ -99,8 +104,8 @@ pub fn forecast(profile: &Profile, split: Split, tokens: &[u32]) -> Result<Forec
     Ok(Forecast { split, samples: tokens.len(), update_s, samples_per_s, equal_s, devices, ranks })
 }
 
-/// Seconds of an update by the others.
-fn without_rank(profile: &Profile, rank: usize, split: Split, tokens: &[u32]) -> Option<f64> {
+/// The seconds of an update without the rank.
+fn without_rank(profile: &Profile, rank: usize, split: SplitMode, tokens: &[u32]) -> Option<f64> {
     let others = without(profile, rank)?;
     Planner::new(&others).share(split, tokens).ok().map(|plan| plan.prediction.update_s)
 }

@@ -1,35 +1,41 @@
-//! Who computes which part of an update, and how long that will take.
+//! Decides which device computes which part of an update, and predicts how long that takes.
 //!
-//! Machines differ, and an update is over when the last of them is done. So every device gets as much as lets all finish at
-//! the same moment. That needs a model of time; this is all of it:
+//! Machines differ in speed, and an update ends when the slowest is done. So each device gets as
+//! much work as lets all devices finish at the same moment. This needs a model of time, and this is
+//! the whole model:
 //!
 //! ```text
-//! device i computes   factor_i * (seconds of its micro-batches by its table)    nothing at all without samples
-//!        then loads   after_s_i                                                 its gradient to the host
-//! rank r goes on when its slowest device is done, and takes
-//!                     host_s_r   adding its devices up, optimizer, parameters   always
-//!                     net_s_r    its part of the exchange, by its line          always
-//! the update takes    the most that any rank takes
+//! device i computes  factor_i * (seconds of its micro-batches, by its table)  0 without samples
+//!       then copies  after_s_i   its gradient to the host                     0 without samples
+//! rank r continues when its slowest device is done, and takes
+//!                    host_s_r    sum of its devices, optimizer, parameters    always
+//!                    net_s_r     its part of the exchange, limited by its link  always
+//! the update takes   the maximum over all ranks
 //! ```
 //!
-//! Who is done early sends while others still compute, so the exchange adds to each rank's own time and not to everybody's.
-//! A device therefore finishes, as far as sharing is concerned, at its own time plus `host_s + net_s` of its rank.
+//! A rank that is done early sends while others still compute. So the exchange adds to each rank's
+//! own time, not to the time of all ranks. For the split, a device therefore finishes at its own
+//! time plus `host_s + net_s` of its rank.
 //!
-//! - [`table`]: what micro-batches cost on a device, measured at a few sizes at the start of a run.
-//! - [`profile`]: everything that was measured of a group; people can write one too.
-//! - [`network`]: from lines to who sums which part of the gradient up, and the seconds that takes.
-//! - [`share`](mod@share): from the samples of an update and what devices take to who computes which.
-//! - [`drift`]: what devices really take against what was measured at the start: the factors.
-//! - [`planner`]: holds all that, tells changes from noise, and decides when a new plan is worth it. Ask this one.
-//! - [`predict`](mod@predict): what an update takes, and would take with an even split or without a rank.
+//! - [`table`]: the cost of micro-batches on a device, measured at a few sizes when a run starts.
+//! - [`profile`]: all measurements of a group; can also be written by hand.
+//! - [`network`]: from link speeds to each rank's shard of the gradient and its exchange time.
+//! - [`share`](mod@share): from the samples of an update and the devices' costs to each device's
+//!   micro-batches.
+//! - [`drift`]: the devices' actual times relative to the initial measurement: the factors.
+//! - [`planner`]: combines all of this, separates changes from noise, and decides when a new plan
+//!   is worth it. This is the entry point.
+//! - [`predict`](mod@predict): the time of an update, also with an even split or without a rank.
 //!
-//! Which samples form an update is not decided here (`hetseq-data` does that), nor is anything measured: the trainer does.
-//! Whatever is planned, the update is the same sum over the same samples. Everything is pure: no clock, no I/O, no unkeyed
-//! random number, only + - * / and comparisons on f64 in a fixed order. Every rank feeds its own planner the same integers
-//! and gets the same bits, so that the ranks never have to tell each other who does what.
+//! `hetseq-data` decides which samples form an update, and the trainer does all measuring. The plan
+//! does not change the result: the update is the same sum over the same samples. Everything is
+//! pure: no clock, no I/O, no unkeyed random number, only + - * / and comparisons on f64 in a fixed
+//! order. Every rank feeds its own planner the same integers and gets the same bits, so ranks never
+//! have to send each other their plans.
 //!
 //! ```
-//! use hetseq_balance::{CostTable, DeviceProfile, Done, Line, Planner, Profile, RankProfile, Split};
+//! use hetseq_balance::{CostTable, DeviceProfile, LinkProfile, Planner, Profile, RankProfile};
+//! use hetseq_balance::{SplitMode, WorkTime};
 //!
 //! let rank = |host: &str, tokens_per_s| RankProfile {
 //!     host: host.into(),
@@ -42,29 +48,30 @@
 //!         max_samples: None,
 //!     }],
 //!     host_s: 0.0,
-//!     line: Line::unlimited(),
-//!     own: None,
+//!     link: LinkProfile::unlimited(),
+//!     shard_weight: None,
 //! };
 //! let ranks = vec![rank("big", 30_000.0), rank("small", 10_000.0)];
-//! let mut planner = Planner::new(&Profile { task: "bert".into(), parameters: 0, exchange_bytes: 0, ranks });
+//! let profile = Profile { task: "bert".into(), parameters: 0, exchange_bytes: 0, ranks };
+//! let mut planner = Planner::new(&profile);
 //!
-//! // 400 samples of 128 tokens: three quarters to the big one, 32 at a time.
-//! let plan = planner.share(Split::Measured, &[128; 400])?;
+//! // 400 samples of 128 tokens: three quarters go to the big one, 32 at a time.
+//! let plan = planner.share(SplitMode::Measured, &[128; 400])?;
 //! assert_eq!(plan.shares[0].samples(), 0..300);
 //! assert_eq!(plan.shares[1].micro.len(), 4);
 //! assert!((plan.prediction.update_s - 1.28).abs() < 1e-9);
 //!
-//! // What they really took; the next plan heeds it if that gains something.
-//! let done = plan.work.iter().map(|work| Done { base_s: work.base_s, micros: 1_280_000, after_micros: 0 });
-//! planner.observe(&done.collect::<Vec<_>>());
+//! // The actual times; the next plan uses them if that gains something.
+//! let time = |base_s| WorkTime { base_s, micros: 1_280_000, after_micros: 0 };
+//! planner.observe(&plan.work.iter().map(|work| time(work.base_s)).collect::<Vec<_>>());
 //! # Ok::<(), hetseq_balance::BalanceError>(())
 //! ```
 
 mod caps;
 pub mod drift;
 pub mod error;
+mod estimate;
 pub mod forecast;
-mod level;
 pub mod network;
 pub mod planner;
 pub mod predict;
@@ -75,10 +82,10 @@ pub mod table;
 
 pub use error::BalanceError;
 pub use forecast::{Forecast, forecast};
-pub use network::{exchange_seconds, ownership, ring_seconds};
-pub use planner::{Done, Plan, Planner, Replanned, Split, Work};
+pub use network::{exchange_seconds, ring_seconds, shard_weights};
+pub use planner::{AssignedWork, Plan, Planner, Replanned, SplitMode, WorkTime};
 pub use predict::{DevicePrediction, Prediction, RankPrediction, predict, predict_without, without};
-pub use profile::{DeviceProfile, Line, Profile, RankProfile};
+pub use profile::{DeviceProfile, LinkProfile, Profile, RankProfile};
 pub use share::Share;
 pub use simulate::{Setup, Simulation, simulate};
-pub use table::{CostTable, Point};
+pub use table::{CostPoint, CostTable};

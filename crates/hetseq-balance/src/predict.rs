@@ -1,14 +1,14 @@
-//! What an update will take: per device and rank the seconds of each kind, and what it would take otherwise.
+//! Predicted time of an update: the seconds of each kind, per device and rank.
 //!
-//! The planner predicts every update that it shares. `hetseq plan` also asks what an even split would take, and the group
-//! without a rank: one whose line or start-up is slow may cost more than it gives. Predictions do not know of waits inside
-//! a rank, nor of data that comes late.
+//! The planner predicts every update that it splits. `hetseq plan` also needs the time with an even
+//! split, and the time without a rank: one with a slow link or a long overhead may cost more than
+//! it gives. Predictions do not include waits inside a rank or late data.
 
 use crate::error::BalanceError;
-use crate::planner::{Planner, Split};
+use crate::planner::{Planner, SplitMode};
 use crate::profile::Profile;
 
-/// An update, as the model of time sees it.
+/// The time of an update by the model of time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prediction {
     pub update_s: f64,
@@ -16,15 +16,17 @@ pub struct Prediction {
     pub ranks: Vec<RankPrediction>,
 }
 
+/// The predicted time of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DevicePrediction {
     pub compute_s: f64,
-    /// The download of the gradient; none without work.
+    /// The download of the gradient; 0 without work.
     pub after_s: f64,
-    /// The part of the update in which the device does nothing: 0 to 1.
+    /// The part of the update in which the device is idle: 0 to 1.
     pub idle: f64,
 }
 
+/// The predicted time of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankPrediction {
     /// Until its slowest device is done, download included.
@@ -36,7 +38,8 @@ pub struct RankPrediction {
 }
 
 impl Prediction {
-    /// From the seconds of (rank, computing, after that) of each device, and of (host, network) of each rank.
+    /// Combines (rank, compute seconds, seconds after that) of each device and (host, network)
+    /// seconds of each rank.
     pub(crate) fn new(
         devices: impl Iterator<Item = (usize, f64, f64)>,
         ranks: impl Iterator<Item = (f64, f64)>,
@@ -62,17 +65,17 @@ impl Prediction {
     }
 }
 
-/// What an update whose samples cost `tokens` takes at the start of a run, split in this way.
-pub fn predict(profile: &Profile, split: Split, tokens: &[u32]) -> Result<Prediction, BalanceError> {
+/// Predicts an update whose samples cost `tokens`, at the start of a run.
+pub fn predict(profile: &Profile, split: SplitMode, tokens: &[u32]) -> Result<Prediction, BalanceError> {
     Ok(Planner::new(profile).share(split, tokens)?.prediction)
 }
 
-/// What it would take without a rank; none if there is no such rank or no other.
+/// Predicts an update without a rank; `None` if there is no such rank or no other.
 pub fn predict_without(profile: &Profile, rank: usize, tokens: &[u32]) -> Result<Option<Prediction>, BalanceError> {
-    without(profile, rank).map(|rest| predict(&rest, Split::Measured, tokens)).transpose()
+    without(profile, rank).map(|rest| predict(&rest, SplitMode::Measured, tokens)).transpose()
 }
 
-/// The group without a rank; none if there is no such rank or no other.
+/// Returns the group without a rank; `None` if there is no such rank or no other.
 pub fn without(profile: &Profile, rank: usize) -> Option<Profile> {
     if rank >= profile.ranks.len() || profile.ranks.len() < 2 {
         return None;

@@ -1,15 +1,17 @@
-//! The profile: everything that was measured of a group, and what `hetseq plan --profile` reads.
+//! The profile: all measurements of a group, and the file format of `hetseq plan --profile`.
 //!
-//! Made by the trainer at the start of a run, or by a person. As JSON only the hosts and one number for each device are
-//! needed; everything else has a default:
+//! Written by the trainer at the start of a run, or by hand. In JSON only the hosts and one number
+//! for each device are required; everything else has a default:
 //!
 //! ```
 //! let profile: hetseq_balance::Profile = serde_json::from_str(
 //!     r#"{
 //!         "parameters": 110000000,
 //!         "ranks": [
-//!             { "host": "big", "devices": [{ "name": "gpu:0", "tokens_per_s": 20000 }], "line": { "bytes_per_s": 1e9 } },
-//!             { "host": "small", "devices": [{ "tokens_per_s": 3000, "max_tokens": 2048 }, { "tokens_per_s": 3000 }] }
+//!             { "host": "big", "devices": [{ "name": "gpu:0", "tokens_per_s": 20000 }],
+//!               "link": { "bytes_per_s": 1e9 } },
+//!             { "host": "small", "devices": [{ "tokens_per_s": 3000, "max_tokens": 2048 },
+//!                                            { "tokens_per_s": 3000 }] }
 //!         ]
 //!     }"#,
 //! )?;
@@ -17,34 +19,35 @@
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!
-//! Numbers that cannot be are refused when a profile is read. Who makes one in code may put in what it likes: the planner
-//! takes a negative time or one that is no number for none.
+//! Invalid numbers are rejected when a profile is read. Code can construct any profile: the planner
+//! treats a time that is negative or not a number as zero.
 
 use serde::de::{Error, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::table::CostTable;
 
-/// A device: what it costs there to compute.
+/// A device's costs and caps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceProfile {
     /// Such as `gpu:0`.
     #[serde(default)]
     pub name: String,
-    /// As a rule measured points. A number, which may be called `tokens_per_s`, if nothing was measured.
+    /// Usually measured points. A number, which may be called `tokens_per_s`, if nothing was
+    /// measured.
     #[serde(alias = "tokens_per_s")]
     pub table: CostTable,
-    /// Seconds after the micro-batches, if there were any: the download of the gradient.
+    /// Seconds after the micro-batches, if there are any: the download of the gradient.
     #[serde(default, deserialize_with = "not_negative")]
     pub after_s: f64,
-    /// For [`Split::Weights`](crate::Split::Weights).
+    /// For [`SplitMode::Weights`](crate::SplitMode::Weights).
     #[serde(default = "one", deserialize_with = "not_negative")]
     pub weight: f64,
-    /// The most padded tokens in a micro-batch.
+    /// The largest number of padded tokens in a micro-batch.
     #[serde(default)]
     pub max_tokens: Option<u32>,
-    /// The most samples in a micro-batch.
+    /// The largest number of samples in a micro-batch.
     #[serde(default)]
     pub max_samples: Option<u32>,
 }
@@ -55,29 +58,29 @@ pub struct DeviceProfile {
 pub struct RankProfile {
     pub host: String,
     pub devices: Vec<DeviceProfile>,
-    /// Seconds of its own per update beside computing and exchanging.
+    /// Its own seconds per update besides computing and exchanging.
     #[serde(default, deserialize_with = "not_negative")]
     pub host_s: f64,
-    #[serde(default)]
-    pub line: Line,
-    /// What part of the gradient it is to sum up, relative to the others, if set by hand. As soon as one rank has it, those
-    /// without count as 1.
-    #[serde(default)]
-    pub own: Option<f64>,
+    #[serde(default, alias = "line")]
+    pub link: LinkProfile,
+    /// The part of the gradient that it sums up, relative to the others, if set by hand. If one
+    /// rank has it, those without count as 1.
+    #[serde(default, alias = "own")]
+    pub shard_weight: Option<f64>,
 }
 
-/// A rank's way to the network.
+/// A rank's link to the network.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Line {
-    /// In each direction; infinite if it is no limit, which is left out or null in JSON.
+pub struct LinkProfile {
+    /// In each direction; infinite if there is no limit, which is omitted or null in JSON.
     #[serde(default = "no_limit", serialize_with = "write_limit", deserialize_with = "read_limit")]
     pub bytes_per_s: f64,
     #[serde(default, deserialize_with = "not_negative")]
     pub latency_s: f64,
 }
 
-/// What was measured of a group.
+/// All measurements of a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -85,22 +88,22 @@ pub struct Profile {
     pub task: String,
     #[serde(default)]
     pub parameters: u64,
-    /// Of one gradient on the wire; 0 stands for four bytes for each parameter.
+    /// Bytes of one gradient on the wire; 0 means four bytes per parameter.
     #[serde(default)]
     pub exchange_bytes: u64,
     pub ranks: Vec<RankProfile>,
 }
 
-impl Line {
-    /// A line that takes no time.
-    pub fn unlimited() -> Line {
-        Line { bytes_per_s: f64::INFINITY, latency_s: 0.0 }
+impl LinkProfile {
+    /// A link that takes no time.
+    pub fn unlimited() -> LinkProfile {
+        LinkProfile { bytes_per_s: f64::INFINITY, latency_s: 0.0 }
     }
 }
 
-impl Default for Line {
+impl Default for LinkProfile {
     fn default() -> Self {
-        Line::unlimited()
+        LinkProfile::unlimited()
     }
 }
 
@@ -122,7 +125,7 @@ fn read_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Erro
         None => Ok(f64::INFINITY),
         Some(bytes_per_s) if bytes_per_s > 0.0 => Ok(bytes_per_s),
         Some(other) => {
-            Err(D::Error::invalid_value(Unexpected::Float(other), &"a number above zero, or null for no limit"))
+            Err(D::Error::invalid_value(Unexpected::Float(other), &"a positive number, or null for no limit"))
         }
     }
 }
@@ -131,17 +134,17 @@ fn not_negative<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Er
     let number = f64::deserialize(deserializer)?;
     match number >= 0.0 && number.is_finite() {
         true => Ok(number),
-        false => Err(D::Error::invalid_value(Unexpected::Float(number), &"zero or a number above it")),
+        false => Err(D::Error::invalid_value(Unexpected::Float(number), &"zero or a positive number")),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Point;
+    use crate::table::CostPoint;
 
     fn profile() -> Profile {
-        let point = |samples, micros| Point { samples, tokens: 128, micros, bytes: 1 << 30 };
+        let point = |samples, micros| CostPoint { samples, tokens: 128, micros, bytes: 1 << 30 };
         let device = |table| DeviceProfile {
             name: "gpu:0".into(),
             table,
@@ -152,14 +155,15 @@ mod tests {
         };
         let measured = device(CostTable::new(vec![point(1, 10), point(8, 40)]).unwrap());
         let guessed = device(CostTable::proportional(12_345.6));
-        let rank = |devices, line| RankProfile { host: "a".into(), devices, host_s: 0.25, line, own: Some(2.0) };
-        let lines = [Line::unlimited(), Line { bytes_per_s: 1.1e9, latency_s: 1e-4 }];
-        let ranks = vec![rank(vec![measured], lines[0]), rank(vec![guessed], lines[1])];
+        let rank =
+            |devices, link| RankProfile { host: "a".into(), devices, host_s: 0.25, link, shard_weight: Some(2.0) };
+        let links = [LinkProfile::unlimited(), LinkProfile { bytes_per_s: 1.1e9, latency_s: 1e-4 }];
+        let ranks = vec![rank(vec![measured], links[0]), rank(vec![guessed], links[1])];
         Profile { task: "bert".into(), parameters: 7, exchange_bytes: 28, ranks }
     }
 
     #[test]
-    fn a_profile_comes_back_as_it_was_written() {
+    fn a_profile_survives_a_round_trip() {
         let json = serde_json::to_string(&profile()).unwrap();
         assert_eq!(serde_json::from_str::<Profile>(&json).unwrap(), profile());
         let bytes = postcard::to_stdvec(&profile()).unwrap();
@@ -167,17 +171,17 @@ mod tests {
     }
 
     #[test]
-    fn little_is_enough() {
+    fn a_host_and_one_number_are_enough() {
         let json = r#"{"ranks":[{"host":"a","devices":[{"tokens_per_s":20000}]}]}"#;
         let profile: Profile = serde_json::from_str(json).unwrap();
-        let RankProfile { devices, line, host_s, own, .. } = &profile.ranks[0];
-        assert_eq!((*line, *host_s, *own), (Line::unlimited(), 0.0, None));
+        let RankProfile { devices, link, host_s, shard_weight, .. } = &profile.ranks[0];
+        assert_eq!((*link, *host_s, *shard_weight), (LinkProfile::unlimited(), 0.0, None));
         assert_eq!(devices[0].table, CostTable::proportional(20_000.0));
         assert_eq!((devices[0].weight, devices[0].after_s), (1.0, 0.0));
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_place() {
+    fn invalid_numbers_are_rejected_with_line_and_column() {
         for (device, rest) in [
             (r#"{"tokens_per_s":0}"#, ""),
             (r#"{"tokens_per_s":[]}"#, ""),
@@ -185,8 +189,8 @@ mod tests {
             (r#"{"tokens_per_s":5,"after_s":-1}"#, ""),
             (r#"{"tokens_per_s":5,"weight":-1}"#, ""),
             (r#"{"tokens_per_s":5,"max_token":7}"#, ""),
-            (r#"{"tokens_per_s":5}"#, r#","line":{"bytes_per_s":0}"#),
-            (r#"{"tokens_per_s":5}"#, r#","line":{"latency_s":-0.5}"#),
+            (r#"{"tokens_per_s":5}"#, r#","link":{"bytes_per_s":0}"#),
+            (r#"{"tokens_per_s":5}"#, r#","link":{"latency_s":-0.5}"#),
             (r#"{"tokens_per_s":5}"#, r#","host_s":-0.5"#),
         ] {
             let json = format!(r#"{{"ranks":[{{"host":"a","devices":[{device}]{rest}}}]}}"#);

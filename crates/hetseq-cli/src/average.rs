@@ -1,32 +1,34 @@
-//! `hetseq average`.
+//! `hetseq average`: averages the weights of checkpoints.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use hetseq_train::average::{Averaged, average, last};
+use hetseq_train::checkpoint::average::{Averaged, average, last};
 
 use crate::args::UsageError;
-use crate::output::{print_line, say};
+use crate::output::{eprint_line, print_line};
 
-/// Average the weights of several checkpoints of a run: often a little better than the last of them.
+/// Average the weights of several checkpoints of a run
 ///
-/// The new directory holds the mean of the weights and, from the newest of the checkpoints, what lies beside them (config,
-/// tokenizer). It is used as an exported one: by `hetseq eval --checkpoint`, as task.init, by `hetseq export`, and by Hugging
-/// Face's libraries. Training cannot be resumed from it.
+/// The mean is often slightly better than the last checkpoint. The new directory holds the mean of
+/// the weights, and the config and tokenizer files of the newest checkpoint. `hetseq eval
+/// --checkpoint`, `hetseq export`, task.init and Hugging Face's libraries can load it. Training
+/// cannot resume from it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   hetseq average runs/bert --last 5 --out models/mean
   hetseq average runs/bert/checkpoints/step-{800,900,1000} --out models/mean
-Keep enough checkpoints to average: checkpoint.keep = 5.")]
+
+Set checkpoint.keep high enough: a run keeps only the newest 3 checkpoints by default.")]
 pub(crate) struct AverageArgs {
     /// Checkpoints, or with --last one run directory
     #[arg(required = true, value_name = "CHECKPOINT|RUN")]
     paths: Vec<PathBuf>,
-    /// Take the newest N checkpoints of a run
+    /// Average the newest N checkpoints of a run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     last: Option<u32>,
-    /// The directory to make
+    /// Directory to create
     #[arg(long, short, value_name = "DIR")]
     out: PathBuf,
 }
@@ -42,7 +44,12 @@ pub(crate) fn run(args: &AverageArgs) -> anyhow::Result<ExitCode> {
     };
     let Averaged { newest, files } = average(&checkpoints, &args.out)?;
     let names: Vec<String> = checkpoints.iter().map(|path| path.display().to_string()).collect();
-    say(&format!("mean of {}, with the files of {} -> {}", names.join(", "), newest.display(), args.out.display()));
+    eprint_line(&format!(
+        "mean of {}, with the files of {} -> {}",
+        names.join(", "),
+        newest.display(),
+        args.out.display()
+    ));
     for file in files {
         print_line(&args.out.join(file).display().to_string());
     }

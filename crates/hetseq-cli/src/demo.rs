@@ -1,30 +1,31 @@
-//! `hetseq demo`: three processes of different speed train one model on this machine, first evenly split, then by
-//! measured speed. Everything printed at the end is read from the run's `metrics.jsonl`.
+//! `hetseq demo`: processes of different speeds train one model on this machine, first split
+//! evenly, then by measured speed. The final summary is read from the run's `metrics.jsonl`.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::bail;
-use hetseq_metrics::sink::worker_table;
+use hetseq_metrics::events::sink::worker_table;
 use hetseq_metrics::{Event, WorkerReport, median};
 
 use crate::args::{DemoArgs, UsageError};
-use crate::output::{print_line, say};
+use crate::local_ranks::LocalRanks;
+use crate::output::{eprint_line, print_line};
 use crate::prep::write_digits;
 use crate::stopped;
-use crate::workers::Workers;
 
 const EVEN_UPDATES: u64 = 40;
 const UPDATES: u64 = 200;
-/// Updates after a change of split that are left out of the medians: the first are not yet at their pace.
+/// Updates after a change of split that are left out of the medians: the first ones are not yet
+/// representative.
 const SETTLING: u64 = 8;
-/// Far more than it takes.
-const LIMIT: Duration = Duration::from_secs(600);
+/// Far more than the demo takes.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     if args.slowdown.is_empty() || args.slowdown.iter().any(|factor| !(1.0..=100.0).contains(factor)) {
-        return Err(UsageError("--slowdown: say factors from 1 to 100, such as 1,2,4".to_owned()).into());
+        return Err(UsageError("--slowdown: expected factors from 1 to 100, such as 1,2,4".to_owned()).into());
     }
     let dir = match &args.dir {
         Some(dir) => dir.clone(),
@@ -32,26 +33,26 @@ pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     };
     fs_err::create_dir_all(&dir)?;
     let world = args.slowdown.len();
-    say(&format!("drawing 8,000 digits in {}", dir.display()));
+    eprint_line(&format!("drawing 8,000 digits in {}", dir.display()));
     write_digits(&dir.join("data"), 7000, 1000, 1)?;
     let config = write_config(&dir, &args.slowdown)?;
-    say(&format!(
-        "starting {world} workers, {} times as slow as this machine: {EVEN_UPDATES} updates split evenly, then by speed",
+    eprint_line(&format!(
+        "starting {world} workers, slowed down by {}: {EVEN_UPDATES} updates split evenly, then by measured speed",
         args.slowdown.iter().map(f64::to_string).collect::<Vec<_>>().join(", ")
     ));
     fs_err::create_dir_all(dir.join("logs"))?;
-    let workers = Workers::start(world, |rank, command| {
+    let workers = LocalRanks::start(world, |rank, command| {
         command.arg("train").arg(&config).args(["--resume", "never"]);
-        // Rank 0 shows its progress here.
+        // Only rank 0 shows its progress on the terminal.
         if rank > 0 {
             let log = fs_err::File::create(dir.join(format!("logs/rank-{rank}.log")))?.into_parts().0;
             command.stdout(log.try_clone()?).stderr(log);
         }
         Ok(())
     })?;
-    let codes: Vec<Option<i32>> = workers.wait(Some(LIMIT))?.iter().map(ExitStatus::code).collect();
+    let codes: Vec<Option<i32>> = workers.wait(Some(TIMEOUT))?.iter().map(ExitStatus::code).collect();
     if codes.contains(&Some(75)) {
-        say(&format!("stopped; go on with: hetseq train {}", config.display()));
+        eprint_line(&format!("stopped; resume with: hetseq train {}", config.display()));
         return Ok(stopped());
     }
     if codes.iter().any(|code| *code != Some(0)) {
@@ -65,7 +66,7 @@ fn write_config(dir: &Path, slowdown: &[f64]) -> anyhow::Result<PathBuf> {
     let path = dir.join("demo.toml");
     let (data, run) = (dir.join("data").display().to_string(), dir.join("run").display().to_string());
     let text = format!(
-        "# One model, workers of different speed. Try: hetseq eval demo.toml\n\
+        "# One model, workers of different speeds. Try: hetseq eval demo.toml\n\
          [run]\ntask = \"images\"\ndir = {run:?}\nmax_updates = {UPDATES}\ndevices = \"cpu:1\"\nlog_every = 20\n\n\
          [task]\ndata = {data:?}\ndropout = 0.25\n\n\
          [batch]\nglobal = 504\nsplit = \"measured\"\neven_updates = {EVEN_UPDATES}\n\n\
@@ -99,7 +100,7 @@ fn report(dir: &Path) -> anyhow::Result<()> {
         }
     }
     print_line(&format!(
-        "\nan update takes {:.0} ms split evenly and {:.0} ms split by speed: {:.2} times as fast",
+        "\nan update takes {:.0} ms split evenly and {:.0} ms split by measured speed: {:.2} times as fast",
         1e3 * even,
         1e3 * measured,
         even / measured
@@ -107,6 +108,6 @@ fn report(dir: &Path) -> anyhow::Result<()> {
     if let Some(accuracy) = accuracy {
         print_line(&format!("accuracy on digits not seen in training: {:.1} %", 100.0 * accuracy));
     }
-    print_line(&format!("the run is in {}", dir.display()));
+    print_line(&format!("run directory: {}", dir.join("run").display()));
     Ok(())
 }

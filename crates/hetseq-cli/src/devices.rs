@@ -1,40 +1,42 @@
-//! `hetseq devices`. A driver may crash or hang whoever asks it, so every GPU is tried in a process of its own, this program
-//! started again; whatever comes of it, the list is printed.
+//! `hetseq devices`: lists and measures the devices of this machine. A driver may crash or hang the
+//! process that calls it, so this program starts itself again to test each GPU, and prints the list
+//! whatever happens there.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use hetseq_train::bench::matmul_gflops;
-use hetseq_train::engine::{self, GpuReport};
+use hetseq_train::devices::backend::{self, GpuReport};
 use hetseq_train::{DeviceSpec, devices_named};
 use serde_json::json;
 use sysinfo::System;
 
 use crate::args::DevicesArgs;
-use crate::output::{print_line, say};
+use crate::output::{eprint_line, print_line};
 
-/// The first time a GPU compiles what it computes.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// What to ask the other process for, beside names of GPUs.
+/// Long, because a GPU compiles its kernels when it is used for the first time.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// The value of `--examine` that lists the names of the GPUs; any other value is such a name.
 const LIST: &str = "list";
 
 pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
-    if let Some(asked) = &args.examine {
-        return examine(asked);
+    if let Some(what) = &args.examine {
+        return examine(what);
     }
     let cpu = Cpu::measure()?;
-    let gpus: Vec<(String, Result<GpuReport, String>)> = match ask(LIST) {
+    let gpus: Vec<(String, Result<GpuReport, String>)> = match run_examine(LIST) {
         Ok(names) => {
             let names: Vec<String> = serde_json::from_str(&names).unwrap_or_default();
-            let tried = |name: String| {
-                say(&format!("trying {name} ..."));
-                let report = ask(&name).and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
+            let test = |name: String| {
+                eprint_line(&format!("testing {name} ..."));
+                let report =
+                    run_examine(&name).and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
                 (name, report)
             };
-            names.into_iter().map(tried).collect()
+            names.into_iter().map(test).collect()
         }
-        Err(reason) => vec![("gpu".to_owned(), Err(format!("the drivers could not be asked: {reason}")))],
+        Err(reason) => vec![("gpu".to_owned(), Err(format!("cannot list the GPUs: {reason}")))],
     };
     if args.json {
         let gpu = |(name, report): &(String, Result<GpuReport, String>)| match report {
@@ -49,29 +51,31 @@ pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
     for (name, report) in &gpus {
         match report {
             Ok(report) => print_gpu(report),
-            Err(reason) => entry(name, &[format!("cannot be used: {reason}")]),
+            Err(reason) => print_entry(name, &[format!("cannot be used: {reason}")]),
         }
     }
-    if gpus.is_empty() {
-        let remedy = if cfg!(target_os = "linux") {
-            "install the driver of your card and the Vulkan loader (libvulkan1)"
+    if let Some(reason) = backend::WITHOUT_GPU_SUPPORT {
+        print_entry("gpu", &[reason.to_owned()]);
+    } else if gpus.is_empty() {
+        let fix = if cfg!(target_os = "linux") {
+            "install its driver and the Vulkan loader (libvulkan1)"
         } else {
-            "install the driver of your card"
+            "install its driver"
         };
-        entry("gpu", &[format!("none found: if there is one, {remedy}")]);
+        print_entry("gpu", &[format!("none found; if this machine has one, {fix}")]);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The other process: prints what was asked for as JSON.
-fn examine(asked: &str) -> anyhow::Result<ExitCode> {
-    if asked == LIST {
-        let names: Vec<String> = engine::places().iter().map(engine::name_of).collect();
+/// Runs in the child process: prints the list of GPUs or the report on one as JSON.
+fn examine(what: &str) -> anyhow::Result<ExitCode> {
+    if what == LIST {
+        let names: Vec<String> = backend::gpu_kinds().iter().map(backend::name_of).collect();
         print_line(&serde_json::to_string(&names)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let specs = devices_named(asked).map_err(anyhow::Error::msg)?;
-    match specs.first().map(|DeviceSpec { place, .. }| engine::examine(place)) {
+    let specs = devices_named(what).map_err(anyhow::Error::msg)?;
+    match specs.first().map(|DeviceSpec { kind, .. }| backend::examine(kind)) {
         Some(Ok(report)) => print_line(&serde_json::to_string(&report)?),
         Some(Err(reason)) => anyhow::bail!(reason),
         None => anyhow::bail!("there is no such device"),
@@ -79,9 +83,9 @@ fn examine(asked: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What another process of this program says to it, or what became of it.
-fn ask(what: &str) -> Result<String, String> {
-    let failed = |error: std::io::Error| format!("no other process could be started: {error}");
+/// Runs [`examine`] in a child process. Returns its output, or why it failed.
+fn run_examine(what: &str) -> Result<String, String> {
+    let failed = |error: std::io::Error| format!("cannot start a process: {error}");
     let mut child = Command::new(std::env::current_exe().map_err(failed)?)
         .args(["devices", "--examine", what])
         .stdin(Stdio::null())
@@ -89,7 +93,7 @@ fn ask(what: &str) -> Result<String, String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let (out, err) = (reader(child.stdout.take()), reader(child.stderr.take()));
+    let (out, err) = (read_in_thread(child.stdout.take()), read_in_thread(child.stderr.take()));
     let status = wait(&mut child)?;
     let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
     let (out, err) = (text(out), text(err));
@@ -97,10 +101,10 @@ fn ask(what: &str) -> Result<String, String> {
         return Ok(out);
     }
     let last = err.lines().rev().find_map(|line| line.strip_prefix("error: "));
-    Err(last.map_or_else(|| format!("it crashed the process that tried it ({status})"), str::to_owned))
+    Err(last.map_or_else(|| format!("the process that tested it crashed ({status})"), str::to_owned))
 }
 
-fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+fn read_in_thread(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
@@ -115,11 +119,11 @@ fn wait(child: &mut Child) -> Result<std::process::ExitStatus, String> {
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return Ok(status),
-            Ok(None) if started.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            Ok(None) if started.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(20)),
             Ok(None) => {
                 _ = child.kill();
                 _ = child.wait();
-                return Err(format!("it gave no answer for {} s", PATIENCE.as_secs()));
+                return Err(format!("timed out after {} s", TIMEOUT.as_secs()));
             }
             Err(error) => return Err(error.to_string()),
         }
@@ -148,8 +152,8 @@ impl Cpu {
             memory_bytes: system.total_memory(),
             one_gflops: matmul_gflops(1)?,
             all_gflops: matmul_gflops(cores)?,
-            gigabytes_per_s: engine::host_gigabytes_per_s().map_err(anyhow::Error::msg)?,
-            precisions: engine::host_precisions().iter().map(ToString::to_string).collect(),
+            gigabytes_per_s: backend::host_gigabytes_per_s().map_err(anyhow::Error::msg)?,
+            precisions: backend::host_precisions().iter().map(ToString::to_string).collect(),
         })
     }
 
@@ -163,17 +167,17 @@ impl Cpu {
 
     fn print(&self) {
         let Cpu { model, cores, one_gflops, all_gflops, gigabytes_per_s, .. } = self;
-        entry(
+        print_entry(
             "cpu",
             &[
                 format!("{model}, {cores} cores, {} of memory", gib(self.memory_bytes)),
                 format!(
-                    "f32 matrix products: {one_gflops:.0} GFLOP/s on one core, {all_gflops:.0} on all, each core by itself"
+                    "f32 matmul: {one_gflops:.0} GFLOP/s on one core, {all_gflops:.0} GFLOP/s on all, each core by itself"
                 ),
-                format!("memory: {gigabytes_per_s:.1} GB/s on one core; computes in {}", self.precisions.join(", ")),
+                format!("memory: {gigabytes_per_s:.1} GB/s on one core; precisions: {}", self.precisions.join(", ")),
                 format!(
-                    "`run.devices = \"cpu\"` makes {cores} single-threaded devices of it; `cpu:2x8` makes two of eight threads, \
-                 `cpu:0-3` one on these cores"
+                    "run.devices = \"cpu\" uses it as {cores} single-threaded devices, \"cpu:2x8\" as two devices of eight \
+                     threads, \"cpu:0-3\" as one device on these cores"
                 ),
             ],
         );
@@ -181,29 +185,26 @@ impl Cpu {
 }
 
 fn print_gpu(report: &GpuReport) {
-    let mut lines = vec![format!("{} ({}, by {})", report.model, report.vendor, report.interface)];
+    let mut lines = vec![format!("{} ({}, {})", report.model, report.vendor, report.interface)];
     if !report.driver.is_empty() {
         lines.push(format!("driver: {}", report.driver));
     }
     if report.is_software {
-        lines.push(
-            "a software renderer, which computes on the CPU: good for tests, and never chosen by `all`".to_owned(),
-        );
+        lines.push("a software renderer, which computes on the CPU: for tests only, and not part of `all`".to_owned());
     }
-    let memory = report.memory_bytes.map_or_else(|| "not told by the driver".to_owned(), gib);
+    let memory = report.memory_bytes.map_or_else(|| "not reported by the driver".to_owned(), gib);
     let free = report.free_bytes.map_or_else(String::new, |bytes| format!(", {} of it free", gib(bytes)));
     let buffer =
         report.buffer_bytes.map_or_else(String::new, |bytes| format!(", at most {} in one tensor", gib(bytes)));
     lines.push(format!("memory: {memory}{free}{buffer}, {:.1} GB/s", report.gigabytes_per_s));
-    let products = report.precisions.iter().zip(&report.gflops);
-    let products: Vec<String> =
-        products.map(|(precision, gflops)| format!("{precision} {gflops:.0} GFLOP/s")).collect();
-    lines.push(format!("matrix products: {}; an operation starts in {:.0} us", products.join(", "), report.launch_us));
-    entry(&report.name, &lines);
+    let speeds = report.precisions.iter().zip(&report.gflops);
+    let speeds: Vec<String> = speeds.map(|(precision, gflops)| format!("{precision} {gflops:.0} GFLOP/s")).collect();
+    lines.push(format!("matmul: {}; kernel launch: {:.0} us", speeds.join(", "), report.launch_us));
+    print_entry(&report.name, &lines);
 }
 
-/// A device's name, and what is said of it beside it.
-fn entry(name: &str, lines: &[String]) {
+/// Prints the name of a device and the lines about it in two columns.
+fn print_entry(name: &str, lines: &[String]) {
     for (i, line) in lines.iter().enumerate() {
         print_line(&format!("{:<8}{line}", if i == 0 { name } else { "" }));
     }

@@ -1,4 +1,4 @@
-//! `hetseq eval`.
+//! `hetseq eval`: evaluates a checkpoint and prints loss and metrics.
 
 use std::process::ExitCode;
 
@@ -10,11 +10,11 @@ use crate::train::secret;
 
 pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
-    let (place, secret) = (args.place.find()?, secret()?);
+    let (rank_env, secret) = (args.rank_args.rank_env()?, secret()?);
     let (resume, reset) = (Resume::Auto, Reset::default());
-    let options = RunOptions { place, weight: None, resume, reset, overrides: false, secret };
+    let options = RunOptions { rank_env, weight: None, resume, reset, overrides: false, secret };
     let (path, evaluation) = tasks.eval(&source, &options, args.checkpoint.as_deref())?;
-    // Rank 0 alone knows it, and speaks for all.
+    // Only rank 0 has the path, so only rank 0 prints.
     if let Some(path) = path {
         if args.json {
             let mut object = serde_json::to_value(&evaluation)?;

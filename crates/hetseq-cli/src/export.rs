@@ -1,20 +1,15 @@
-//! `hetseq export`.
+//! `hetseq export`: writes a model directory for other programs.
 
 use std::process::ExitCode;
 
-use hetseq_train::export::{Exported, Precision, export};
+use hetseq_train::checkpoint::export::{Exported, export};
 
-use crate::args::{ExportArgs, PrecisionArg};
-use crate::output::{print_line, say};
+use crate::args::ExportArgs;
+use crate::output::{eprint_line, print_line};
 
 pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let precision = match args.precision {
-        PrecisionArg::F32 => Precision::F32,
-        PrecisionArg::F16 => Precision::F16,
-        PrecisionArg::Bf16 => Precision::Bf16,
-    };
-    let Exported { checkpoint, files } = export(&args.from, &args.to, precision)?;
-    say(&format!("{} -> {}", checkpoint.display(), args.to.display()));
+    let Exported { checkpoint, files } = export(&args.from, &args.to, args.precision)?;
+    eprint_line(&format!("{} -> {}", checkpoint.display(), args.to.display()));
     for file in files {
         print_line(&args.to.join(file).display().to_string());
     }

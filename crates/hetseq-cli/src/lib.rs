@@ -1,7 +1,7 @@
-//! The `hetseq` command as a library, so that a binary with a user's own tasks has the same subcommands.
+//! The `hetseq` command as a library, so that a binary with custom tasks has the same subcommands.
 //!
-//! Logs and progress go to standard error, results to standard output. Exit codes: 0 done, 1 failed, 2 usage, config or
-//! data, 75 stopped by a signal with a checkpoint saved.
+//! Logs and progress go to standard error, results to standard output. Exit codes: 0 success, 1
+//! failure, 2 wrong usage, config or data, 75 stopped by a signal with a checkpoint saved.
 
 mod allocator;
 mod args;
@@ -11,18 +11,19 @@ mod demo;
 mod devices;
 mod eval;
 mod export;
-mod from_flags;
 mod generate;
+mod local_ranks;
+mod migrate;
 mod output;
 mod plan;
 mod prep;
 mod profile;
+mod renamed;
 mod report;
 mod score;
 mod simulate;
 mod table;
 mod train;
-mod workers;
 
 use std::process::ExitCode;
 
@@ -37,20 +38,21 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use args::{Command, Hetseq};
 
-/// Parse the command line and do what it says.
+/// Parses the command line and runs the subcommand.
 pub fn main(tasks: Tasks) -> ExitCode {
     allocator::keep_freed_memory();
     let args = match Hetseq::try_parse() {
         Ok(args) => args,
         Err(error) => {
             _ = error.print();
-            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return if asked { ExitCode::SUCCESS } else { usage() };
+            let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if is_help { ExitCode::SUCCESS } else { usage() };
         }
     };
     log_to_stderr(args.verbose);
+    renamed::warn(&args.command, std::env::args().skip(1));
     let code = run(&tasks, args).unwrap_or_else(|error| {
-        output::say(&format!("error: {error:#}"));
+        output::eprint_line(&format!("error: {error:#}"));
         let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
             || error.downcast_ref::<DataError>().is_some_and(DataError::is_usage)
             || error.downcast_ref::<args::UsageError>().is_some();
@@ -68,6 +70,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Generate(args) => generate::generate(&args),
         Command::Average(args) => average::run(&args),
         Command::Score(args) => score::score(&args),
+        Command::Migrate(args) => migrate::migrate(tasks, &args),
         Command::Demo(args) => demo::demo(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Plan(args) => plan::plan(&args),
@@ -78,7 +81,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Verbose is about this program: what its libraries log for debugging is not shown.
+/// `--verbose` shows the debug messages of this program only, not those of its dependencies.
 fn log_to_stderr(is_verbose: bool) {
     let own = if is_verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let levels = Targets::new().with_default(LevelFilter::INFO).with_target("hetseq", own);
@@ -86,12 +89,13 @@ fn log_to_stderr(is_verbose: bool) {
     tracing_subscriber::registry().with(lines.with_filter(levels)).init();
 }
 
-/// Wrong usage, config or data: trying again without a change is pointless.
+/// Exit code for wrong usage, config or data: a retry without a change cannot succeed.
 fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Stopped by a signal, saved: what schedulers take as "start it again" (EX_TEMPFAIL).
+/// Exit code for a run that a signal stopped and that was saved. Schedulers take it as a request to
+/// restart (EX_TEMPFAIL).
 fn stopped() -> ExitCode {
     ExitCode::from(75)
 }

@@ -1,4 +1,4 @@
-//! The `hetseq` binary with the built-in tasks. A binary with tasks of your own looks the same: see
+//! The `hetseq` binary with the built-in tasks. A binary with custom tasks looks the same: see
 //! `examples/custom-task`.
 
 use std::process::ExitCode;

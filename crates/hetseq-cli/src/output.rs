@@ -1,25 +1,26 @@
-//! Results to standard output, words to standard error. A reader that went away is no reason to fail.
+//! Output of all subcommands: results to standard output, messages to standard error. A closed pipe
+//! is not an error.
 
 use std::io::Write;
 use std::time::Duration;
 
 use hetseq_metrics::terminal;
 
-/// A standard error that is not read holds up a command for so long, and no longer.
-const UNREAD: Duration = Duration::from_secs(2);
+/// The longest that a command waits for a standard error that is not read.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A line of the result.
+/// Prints a line of the result to standard output.
 pub(crate) fn print_line(line: &str) {
     _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// A word to the person who waits.
-pub(crate) fn say(line: &str) {
+/// Prints a message to standard error, without disturbing a progress bar.
+pub(crate) fn eprint_line(line: &str) {
     terminal::print(line);
     flush();
 }
 
-/// Waits until everything is shown.
+/// Waits until all messages are written, but at most [`FLUSH_TIMEOUT`].
 pub(crate) fn flush() {
-    terminal::flush(UNREAD);
+    terminal::flush(FLUSH_TIMEOUT);
 }

@@ -1,17 +1,25 @@
-//! `hetseq train`.
+//! `hetseq train`: turns the arguments into the options of a run.
 
 use std::env::VarError;
 use std::process::ExitCode;
 
 use hetseq_comm::Secret;
-use hetseq_train::{End, Reset, Resume, RunOptions, Tasks};
+use hetseq_train::{Reset, Resume, RunOptions, RunOutcome, Tasks};
 
 use crate::args::{ResetWhat, TrainArgs, UsageError};
-use crate::{from_flags, stopped};
+use crate::migrate::{self, MigrateArgs};
+use crate::output::eprint_line;
+use crate::stopped;
 
 pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode> {
     if let Some(line) = &args.from_flags.from_flags {
-        return from_flags::convert(tasks, line, args);
+        eprint_line(
+            "warning: `hetseq train --from-flags` is now `hetseq migrate`; the old name will be removed in the next release",
+        );
+        let world = args.rank_args.distributed_world_size;
+        let old_args = &args.from_flags;
+        let new_args = MigrateArgs::from_old_flags(line, old_args.output.clone(), old_args.overwrite, world);
+        return migrate::migrate(tasks, &new_args);
     }
     let mut source = args.source()?;
     if let Some(overrides) = &args.optimizer_overrides {
@@ -20,10 +28,10 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
     if let Some(weight) = args.weight
         && !(weight.is_finite() && weight >= 0.0)
     {
-        return Err(UsageError(format!("--weight {weight}: say a number of at least 0")).into());
+        return Err(UsageError(format!("--weight {weight}: expected a number of at least 0")).into());
     }
     let options = RunOptions {
-        place: args.place.find()?,
+        rank_env: args.rank_args.rank_env()?,
         weight: args.weight,
         resume: args.resume.parse::<Resume>().unwrap_or_default(),
         reset: Reset {
@@ -35,12 +43,13 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         secret: secret()?,
     };
     Ok(match tasks.train(&source, &options)? {
-        End::Finished => ExitCode::SUCCESS,
-        End::Stopped => stopped(),
+        RunOutcome::Finished => ExitCode::SUCCESS,
+        RunOutcome::Stopped => stopped(),
     })
 }
 
-/// The secret that ranks of a run share. From the environment only: arguments are visible to everybody on a machine.
+/// The secret that all ranks of a run share. From the environment only: every user of a machine can
+/// see arguments.
 pub(crate) fn secret() -> Result<Option<String>, UsageError> {
     match std::env::var("HETSEQ_SECRET") {
         Ok(secret) => match Secret::weakness(&secret) {
@@ -48,8 +57,8 @@ pub(crate) fn secret() -> Result<Option<String>, UsageError> {
             None => Ok(Some(secret)),
         },
         Err(VarError::NotPresent) => Ok(None),
-        Err(VarError::NotUnicode(_)) => Err(UsageError(
-            "HETSEQ_SECRET is not valid UTF-8: give it another value on every rank, or unset it".to_owned(),
-        )),
+        Err(VarError::NotUnicode(_)) => {
+            Err(UsageError("HETSEQ_SECRET is not valid UTF-8: set another value on all ranks, or unset it".to_owned()))
+        }
     }
 }

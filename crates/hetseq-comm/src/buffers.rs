@@ -1,8 +1,9 @@
-//! The bytes of a frame, shared and recycled: a vector of 440 MB is thousands of frames, and fresh memory for each costs
-//! more in page faults than copying into it.
+//! Shared, recycled memory for frame payloads. A vector of 440 MB is thousands of frames, and fresh
+//! memory for each costs more in page faults than the copy into it.
 //!
-//! One [`Pool`] per rank. A [`Payload`] is written once, then shared: the same result goes to every peer without being
-//! copied or checked again. When the last holder drops it, its memory goes back to the pool.
+//! One [`Pool`] per rank. A [`Payload`] is written once, then shared: the same result goes to every
+//! peer without another copy or checksum. Its memory returns to the pool when the last owner drops
+//! it.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,31 +12,31 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::frame::CHUNK_BYTES;
 use crate::link::locked;
 
-/// Smaller ones are left to the allocator.
+/// Smaller buffers are left to the allocator.
 const SMALLEST_BYTES: usize = CHUNK_BYTES / 4;
 
-/// Spare memory of one rank.
+/// The spare buffers of one rank.
 pub(crate) struct Pool {
     spare: Mutex<Vec<Vec<u8>>>,
-    /// More than this is left to the allocator.
-    kept: AtomicUsize,
-    /// Sums on their way; as many as there ever were at once.
+    /// The most spare buffers to keep; more are freed.
+    max_spare: AtomicUsize,
+    /// Buffers for partial sums, as many as were ever in use at once.
     sums: Mutex<Vec<Vec<f32>>>,
 }
 
 impl Pool {
-    /// For a rank with `links` links, each with a few chunks on their way in and out.
+    /// A pool for a rank with `links` links, each with a few chunks in flight in each direction.
     pub(crate) fn new(links: usize) -> Arc<Pool> {
-        Arc::new(Pool { spare: Mutex::default(), kept: AtomicUsize::new(8 * links), sums: Mutex::default() })
+        Arc::new(Pool { spare: Mutex::default(), max_spare: AtomicUsize::new(8 * links), sums: Mutex::default() })
     }
 
-    /// From now on so many go round, if there were fewer.
-    pub(crate) fn keep(&self, buffers: usize) {
-        self.kept.fetch_max(buffers, Ordering::Relaxed);
+    /// Raises the number of spare buffers to keep to at least `buffers`.
+    pub(crate) fn raise_max_spare(&self, buffers: usize) {
+        self.max_spare.fetch_max(buffers, Ordering::Relaxed);
     }
 
-    /// A buffer for about `bytes`, with arbitrary contents and length. Only large ones go round: small frames are cheap to
-    /// allocate, and would waste a large buffer.
+    /// Returns a buffer for about `bytes`, with arbitrary contents and length. Only large buffers
+    /// are recycled: small frames are cheap to allocate and would waste a large buffer.
     pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
         if bytes < SMALLEST_BYTES {
             return Vec::new();
@@ -43,7 +44,8 @@ impl Pool {
         let mut spare = locked(&self.spare);
         match spare.last().map(Vec::capacity) {
             Some(capacity) if capacity > 2 * bytes => Vec::new(),
-            // One that is too small would be copied to grow; it makes way for what is needed now.
+            // Growing a buffer that is too small would copy it; dropping it makes room for one of
+            // the size in use now.
             Some(_) => spare.pop().filter(|buffer| buffer.capacity() >= bytes).unwrap_or_default(),
             None => Vec::new(),
         }
@@ -52,13 +54,13 @@ impl Pool {
     fn give(&self, buffer: Vec<u8>) {
         let mut spare = locked(&self.spare);
         if (SMALLEST_BYTES..=2 * CHUNK_BYTES).contains(&buffer.capacity())
-            && spare.len() < self.kept.load(Ordering::Relaxed)
+            && spare.len() < self.max_spare.load(Ordering::Relaxed)
         {
             spare.push(buffer);
         }
     }
 
-    /// Room for the sum of `len` values, with arbitrary contents.
+    /// Returns a buffer for the sum of `len` values, with arbitrary contents.
     pub(crate) fn take_sum(&self, len: usize) -> Vec<f32> {
         let mut sum = locked(&self.sums).pop().unwrap_or_default();
         sum.resize(len, 0.0);
@@ -70,24 +72,24 @@ impl Pool {
     }
 }
 
-/// What a frame carries; immutable once made.
+/// The bytes of a frame; immutable once created.
 pub(crate) struct Payload {
     bytes: Vec<u8>,
-    home: Option<Arc<Pool>>,
+    pool: Option<Arc<Pool>>,
     checksum: OnceLock<u32>,
 }
 
 impl Payload {
     pub(crate) fn new(bytes: Vec<u8>) -> Arc<Payload> {
-        Arc::new(Payload { bytes, home: None, checksum: OnceLock::new() })
+        Arc::new(Payload { bytes, pool: None, checksum: OnceLock::new() })
     }
 
-    /// Whose memory goes back to `pool`.
+    /// A payload whose memory returns to `pool`.
     pub(crate) fn pooled(bytes: Vec<u8>, pool: &Arc<Pool>) -> Arc<Payload> {
-        Arc::new(Payload { bytes, home: Some(pool.clone()), checksum: OnceLock::new() })
+        Arc::new(Payload { bytes, pool: Some(pool.clone()), checksum: OnceLock::new() })
     }
 
-    /// Its crc32c, computed by whoever asks first.
+    /// Returns its crc32c, computed at the first call.
     pub(crate) fn checksum(&self) -> u32 {
         *self.checksum.get_or_init(|| crc32c::crc32c(&self.bytes))
     }
@@ -103,7 +105,7 @@ impl Deref for Payload {
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(pool) = self.home.take() {
+        if let Some(pool) = self.pool.take() {
             pool.give(std::mem::take(&mut self.bytes));
         }
     }
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_chunks_go_round_and_others_do_not() {
+    fn only_whole_chunks_are_recycled() {
         let pool = Pool::new(1);
         for bytes in [10, CHUNK_BYTES, 100 * CHUNK_BYTES] {
             drop(Payload::pooled(vec![0; bytes], &pool));
@@ -138,14 +140,14 @@ mod tests {
             pool.give(vec![0; CHUNK_BYTES]);
         }
         assert_eq!(pool.spare.lock().unwrap().len(), 8);
-        pool.keep(20);
-        pool.keep(10);
+        pool.raise_max_spare(20);
+        pool.raise_max_spare(10);
         (0..100).for_each(|_| pool.give(vec![0; CHUNK_BYTES]));
         assert_eq!(pool.spare.lock().unwrap().len(), 20);
     }
 
     #[test]
-    fn a_buffer_fits_what_it_is_for() {
+    fn a_buffer_fits_its_use() {
         let pool = Pool::new(1);
         pool.give(vec![0; CHUNK_BYTES]);
         assert_eq!(pool.take(CHUNK_BYTES / 2 - 1).capacity(), 0);
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_returns_only_when_the_last_holder_lets_go() {
+    fn memory_returns_when_the_last_owner_drops_it() {
         let pool = Pool::new(1);
         let first = Payload::pooled(vec![7; CHUNK_BYTES], &pool);
         let second = first.clone();

@@ -1,51 +1,55 @@
-//! Values on the wire: f32, or bf16 with an exact tail.
+//! Encoding of values on the wire: f32, or bf16 with an exact tail.
 //!
-//! Pure. bf16 halves what a slow network has to carry and keeps the range of f32 with 8 bits of precision. A vector may
-//! end in values that must not be rounded (loss sums ride behind the gradients), so the codec knows from which index on
-//! values travel as they are; plain f32 is that index at 0. Used by `reduce/`.
+//! Pure. bf16 halves the bytes that a slow network carries and keeps the range of f32, with 8 bits
+//! of precision. A vector may end in values that must not be rounded (the loss sums follow the
+//! gradients), so the codec knows from which index on values are sent as f32; for plain f32 that
+//! index is 0. Used by `reduce/` and `measure.rs`.
 
 use std::ops::Range;
 
 use half::bf16;
 
-/// How gradients travel between ranks.
+/// The format in which ranks send gradients to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wire {
-    /// As they are.
+pub enum WireFormat {
+    /// Unchanged.
     #[default]
     F32,
-    /// Rounded to bf16, except for the last `exact_tail` values of the vector. Sums are taken in f32.
+    /// Rounded to bf16, except for the last `exact_tail` values of the vector. Sums are computed in
+    /// f32.
     Bf16 { exact_tail: usize },
 }
 
-/// Turns ranges of one vector into bytes and back.
+/// Converts ranges of one vector to bytes and back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Codec {
-    /// Values from here on travel as f32.
+    /// Values from this index on are sent as f32.
     exact_from: usize,
 }
 
 impl Codec {
-    pub(crate) fn new(wire: Wire, len: usize) -> Codec {
-        match wire {
-            Wire::F32 => Codec { exact_from: 0 },
-            Wire::Bf16 { exact_tail } => Codec { exact_from: len.saturating_sub(exact_tail) },
+    pub(crate) fn new(wire_format: WireFormat, len: usize) -> Codec {
+        match wire_format {
+            WireFormat::F32 => Codec { exact_from: 0 },
+            WireFormat::Bf16 { exact_tail } => Codec { exact_from: len.saturating_sub(exact_tail) },
         }
     }
 
-    /// How many of the values of `range` are rounded: the first ones.
+    /// Returns how many values of `range` are rounded: always the first ones.
     fn rounded(self, range: &Range<usize>) -> usize {
         self.exact_from.clamp(range.start, range.end) - range.start
     }
 
+    /// Returns the encoded size of `range`.
     pub(crate) fn bytes(self, range: &Range<usize>) -> usize {
         4 * range.len() - 2 * self.rounded(range)
     }
 
-    /// Fills `bytes`, whatever was in it, with `values`, which are at `range` of their vector.
+    /// Replaces the contents of `bytes` by the encoded `values`, which are at `range` of their
+    /// vector.
     pub(crate) fn encode(self, range: &Range<usize>, values: &[f32], bytes: &mut Vec<u8>) {
         debug_assert_eq!(range.len(), values.len());
-        // A buffer of the right size needs no filling with zeros.
+        // A recycled buffer of the right size is not zeroed again.
         bytes.resize(self.bytes(range), 0);
         let (rounded, exact) = values.split_at(self.rounded(range));
         let (short, long) = bytes.split_at_mut(2 * rounded.len());
@@ -57,7 +61,7 @@ impl Codec {
         }
     }
 
-    /// Hands every value of an encoded range to `take`, with its place in `values`.
+    /// Decodes `bytes` and calls `take` with each slot of `values` and the value for it.
     pub(crate) fn decode(
         self,
         range: &Range<usize>,
@@ -76,7 +80,7 @@ impl Codec {
         }
     }
 
-    /// Makes `values` what the others will see of them.
+    /// Rounds `values` to what the other ranks receive.
     pub(crate) fn round(self, range: &Range<usize>, values: &mut [f32]) {
         for value in &mut values[..self.rounded(range)] {
             *value = f32::from_bits(u32::from(round_bits(*value)) << 16);
@@ -84,13 +88,14 @@ impl Codec {
     }
 }
 
-/// The nearest bf16, ties to even. Without a branch, so that a loop over it runs on vectors; `half` tests for NaN first.
+/// Returns the nearest bf16, ties to even. It has no branch, so that loops over it vectorize;
+/// `half` tests for NaN first.
 fn round_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    // A NaN must stay one, though the bits that remain may be zero.
-    let kept = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
-    (kept >> 16) as u16
+    // A NaN must stay a NaN even if the bits that remain are zero.
+    let bits = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
+    (bits >> 16) as u16
 }
 
 #[cfg(test)]
@@ -100,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounding_is_that_of_half() {
+    fn rounding_matches_the_half_crate() {
         let mut state = 1u32;
         for _ in 0..1_000_000 {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -115,20 +120,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_decoded_is_what_round_promises(
+        fn decoding_gives_what_round_gives(
             values in prop::collection::vec(any::<f32>(), 0..200), before in 0usize..50, tail in 0usize..300, exact: bool,
         ) {
             let range = before..before + values.len();
-            let wire = if exact { Wire::F32 } else { Wire::Bf16 { exact_tail: tail } };
-            let codec = Codec::new(wire, range.end + 7);
+            let wire_format = if exact { WireFormat::F32 } else { WireFormat::Bf16 { exact_tail: tail } };
+            let codec = Codec::new(wire_format, range.end + 7);
             let mut bytes = vec![1; 13];
             codec.encode(&range, &values, &mut bytes);
             let mut decoded = vec![0.0; values.len()];
             codec.decode(&range, &bytes, &mut decoded, |to, value| *to = value);
-            let mut promised = values.clone();
-            codec.round(&range, &mut promised);
+            let mut rounded_values = values.clone();
+            codec.round(&range, &mut rounded_values);
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-            prop_assert_eq!(bits(&decoded), bits(&promised));
+            prop_assert_eq!(bits(&decoded), bits(&rounded_values));
             // The exact tail is untouched.
             let exact_from = if exact { 0 } else { (range.end + 7).saturating_sub(tail) };
             for (at, (was, is)) in values.iter().zip(&decoded).enumerate() {

@@ -1,12 +1,13 @@
-//! A connection between two ranks whose handshake is done: the socket, and its encryption if it has one.
+//! An authenticated connection between two ranks: the socket, and its encryption if enabled.
 //!
-//! Made by `rendezvous/talk.rs`; becomes a wire in `tcp.rs`.
+//! Created by `rendezvous/handshake.rs`; becomes a link in `tcp/`.
 
 use std::net::TcpStream;
 
-use crate::seal::Seal;
+use crate::encryption::Encryption;
 
+/// A connection whose handshake is complete.
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
-    pub(crate) seal: Option<Seal>,
+    pub(crate) encryption: Option<Encryption>,
 }

@@ -1,21 +1,21 @@
-//! The public face: the immutable group of ranks and its collectives.
+//! The public interface: the immutable group of ranks and its collectives.
 //!
-//! Checks arguments and delegates: joining to `rendezvous/`, collectives to `reduce.rs`, waiting and
-//! failing to `mesh.rs`. The trainer owns one group and calls it from one thread.
+//! Checks arguments and delegates: joining to `rendezvous/`, collectives to `reduce/`, waiting and
+//! failures to `mesh.rs`. The trainer owns one group and calls it from one thread.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::codec::Wire;
+use crate::codec::WireFormat;
 use crate::error::CommError;
 use crate::identity::Identity;
-use crate::lines::Line;
-use crate::link::End;
+use crate::link::LinkEnd;
+use crate::link_speeds::LinkSpeed;
 use crate::mesh::Mesh;
 use crate::options::Options;
-use crate::place::Place;
-use crate::reduce::{self, AGREE_LIMIT_BYTES, Contribution, MESSAGE_LIMIT_BYTES, Route, Summed};
-use crate::rendezvous::Doorkeeper;
+use crate::rank_env::RankEnv;
+use crate::reduce::{self, ALL_GATHER_LIMIT_BYTES, Algorithm, Contribution, MESSAGE_LIMIT_BYTES, Summed};
+use crate::rendezvous::LateJoin;
 use crate::shards::Shards;
 use crate::signal::Waker;
 use crate::{local, measure, rendezvous};
@@ -23,11 +23,11 @@ use crate::{local, measure, rendezvous};
 /// The ranks that train together. Immutable: a change of membership is a new group.
 ///
 /// Every rank makes the same calls in the same order, from one thread. After an error the group is
-/// unusable. Dropping it without [`Group::close`] tells the others that this rank failed.
+/// unusable. A group dropped without [`Group::close`] counts as a failed rank for the others.
 pub struct Group {
     mesh: Mesh,
-    /// On rank 0 of a network, for as long as the group lives.
-    _keeper: Option<Doorkeeper>,
+    /// On rank 0 of a TCP group: answers ranks that try to join late, as long as the group lives.
+    _late_join: Option<LateJoin>,
 }
 
 impl std::fmt::Debug for Group {
@@ -37,122 +37,135 @@ impl std::fmt::Debug for Group {
 }
 
 impl Group {
-    /// A world of one: every collective returns at once, and there are no sockets or threads.
+    /// A group of one rank: every collective returns at once, without sockets or threads.
     pub fn alone() -> Group {
         let options = Options::default();
         let hosts = vec![options.shown_name()];
-        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options), _keeper: None }
+        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options), _late_join: None }
     }
 
-    /// The `local` engine: one group per thread of this process, in rank order.
+    /// The `local` transport: one group per thread of this process, in rank order.
     pub fn local(world: usize, options: &Options) -> Vec<Group> {
-        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh, _keeper: None }).collect()
+        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh, _late_join: None }).collect()
     }
 
-    /// The `tcp` engine: meets the other ranks and returns when all are connected to all.
+    /// The `tcp` transport: joins the other ranks and returns when all are connected to all.
     ///
-    /// Blocks for at most about `options.join` until rank 0 is reached and, if it came late, as long again until all have
-    /// come, plus the time to connect the ranks to each other.
-    pub fn join(place: &Place, identity: &Identity, options: &Options) -> Result<Group, CommError> {
-        let Place { rank, world, source, .. } = place;
+    /// Blocks for at most about `options.join` until rank 0 is reached and, if rank 0 started late,
+    /// for as long again until all ranks have joined, plus the time to connect the ranks to each
+    /// other.
+    pub fn join(rank_env: &RankEnv, identity: &Identity, options: &Options) -> Result<Group, CommError> {
+        let RankEnv { rank, world, source, .. } = rank_env;
         if let Some(rank) = rank.filter(|rank| rank >= world) {
             let problem = format!("rank {rank} is not below the world size {world} ({source})");
-            return Err(CommError::Place { problem });
+            return Err(CommError::RankEnv { problem });
         }
         if *world == 1 {
             return Ok(Group::alone());
         }
-        tracing::debug!(?place, "joining the other ranks");
-        let (mesh, keeper) = rendezvous::meet(place, identity, &options.bounded())?;
-        Ok(Group { mesh, _keeper: keeper })
+        tracing::debug!(?rank_env, "joining the other ranks");
+        let (mesh, late_join) = rendezvous::join(rank_env, identity, &options.bounded())?;
+        Ok(Group { mesh, _late_join: late_join })
     }
 
-    /// This rank's number, from 0.
+    /// Returns this rank's number, from 0.
     pub fn rank(&self) -> usize {
         self.mesh.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.mesh.world()
     }
 
-    /// Random identifier of this membership, equal on all ranks; 0 without a network.
+    /// Returns the random identifier of this membership, equal on all ranks; 0 without a network.
     pub fn generation(&self) -> u64 {
         self.mesh.generation
     }
 
-    /// What the machine of `rank` is called in messages.
+    /// Returns the name of the machine of `rank`, for messages.
     pub fn host(&self, rank: usize) -> &str {
         self.mesh.hosts.get(rank).map_or("unknown", String::as_str)
     }
 
-    /// Sets what every error message from now on says after "at", such as `update 8,412`.
-    pub fn at(&mut self, where_: impl Into<String>) {
-        self.mesh.context = where_.into();
+    /// Sets what later error messages say after "at", such as `update 8,412`.
+    pub fn at(&mut self, context: impl Into<String>) {
+        self.mesh.context = context.into();
     }
 
-    /// Gives everybody everybody's bytes, in rank order. For small things such as the update header;
-    /// 64 MiB is the limit.
-    pub fn agree(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        self.check_bytes("agree", mine.len(), AGREE_LIMIT_BYTES)?;
-        reduce::agree(&mut self.mesh, mine)
+    /// Returns the bytes of every rank, in rank order. For small data such as the update header;
+    /// the limit is 64 MiB.
+    pub fn all_gather_bytes(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.check_bytes("all_gather_bytes", bytes.len(), ALL_GATHER_LIMIT_BYTES)?;
+        reduce::all_gather_bytes(&mut self.mesh, bytes)
     }
 
-    /// Sums over ranks: afterwards `data` holds the sum on all of them, equal bit for bit. `shards` says who adds which
-    /// part: a host with a slow line should own little or nothing. All ranks must say the same.
-    pub fn all_reduce(&mut self, data: &mut [f32], shards: &Shards, wire: Wire, route: Route) -> Result<(), CommError> {
+    /// Sums over ranks: afterwards `data` holds the sum on all of them, equal bit for bit. `shards`
+    /// says which rank adds which part: a rank with a slow link should own little or nothing. All
+    /// ranks must pass the same `shards`, `wire_format` and `algorithm`.
+    pub fn all_reduce(
+        &mut self,
+        data: &mut [f32],
+        shards: &Shards,
+        wire_format: WireFormat,
+        algorithm: Algorithm,
+    ) -> Result<(), CommError> {
         self.check_shards("all_reduce", data.len(), shards)?;
-        reduce::all_reduce(&mut self.mesh, data, shards, wire, route)
+        reduce::all_reduce(&mut self.mesh, data, shards, wire_format, algorithm)
     }
 
-    /// The sum of [`Group::all_reduce`], with the same bits, for a rank that still computes what it contributes: it waits
-    /// inside, so that the others' exchange goes on while it computes. `mine` is asked again and again, whenever something
-    /// may have changed (frames came, [`Waker::wake`]; after a second in any case), until it gives this rank's contribution;
-    /// it must not block for long. Its error ends the call, and the group counts as failed: abort it with a reason.
+    /// Computes the sum of [`Group::all_reduce`], with the same bits, on a rank that is still
+    /// computing its contribution. The rank waits inside this call, so that the exchange of the
+    /// others continues while it computes. `contribution` is called whenever something may have
+    /// changed (frames arrived, [`Waker::wake`]; at least once per second) until it returns this
+    /// rank's contribution. It must not block for long. An error from it ends the call, and the
+    /// group counts as failed: call [`Group::abort`] with a reason.
     ///
-    /// What the others contribute to this rank's part meanwhile is kept: at most `world - 1` times that part, in memory that
-    /// stays for the next sum. On return this rank has everything; what slow lines have not taken yet, at most the result of
-    /// its own part, leaves during the next collective, between them, or on [`Group::close`]. The limit on progress counts
-    /// from when this rank's contribution was given; a peer that dies is reported before, too.
+    /// Contributions of other ranks to this rank's part are buffered until then, in memory that is
+    /// kept for the next sum: at most `world - 1` times that part. On return this rank has
+    /// everything it needs. What slow links have not sent yet, at most the result of its own part,
+    /// is sent during the next collective, between collectives, or in [`Group::close`]. The
+    /// progress limit starts when this rank has contributed; a peer that dies is reported before
+    /// that, too.
     ///
-    /// All that is for the direct route: over the ring everybody's contribution is awaited first.
+    /// All this holds for the direct algorithm. The ring first waits for the contributions of all
+    /// ranks.
     pub fn all_reduce_late<E: From<CommError>>(
         &mut self,
         shards: &Shards,
-        wire: Wire,
-        route: Route,
-        mine: impl FnMut() -> Result<Option<Contribution>, E>,
+        wire_format: WireFormat,
+        algorithm: Algorithm,
+        contribution: impl FnMut() -> Result<Option<Contribution>, E>,
     ) -> Result<Summed, E> {
         self.check_shards("all_reduce_late", shards.len(), shards)?;
-        reduce::all_reduce_late(&mut self.mesh, shards, wire, route, mine)
+        reduce::all_reduce_late(&mut self.mesh, shards, wire_format, algorithm, contribution)
     }
 
-    /// Ends this rank's sleep in [`Group::all_reduce_late`], from any thread.
+    /// Returns a handle that wakes this rank in [`Group::all_reduce_late`], from any thread.
     pub fn waker(&self) -> Waker {
         self.mesh.waker()
     }
 
-    /// Sums over ranks: afterwards `data[shards.of(rank)]` holds the sum, added in rank order in f32.
-    /// The other parts are unspecified.
+    /// Sums over ranks: afterwards `data[shards.of(rank)]` holds the sum, added in rank order in
+    /// f32. The other parts are unspecified.
     pub fn reduce_scatter(&mut self, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
         self.check_shards("reduce_scatter", data.len(), shards)?;
         reduce::reduce_scatter(&mut self.mesh, data, shards)
     }
 
-    /// Gives everybody every owner's part of `data`.
+    /// Copies every owner's part of `data` to all ranks.
     pub fn all_gather(&mut self, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
         self.check_shards("all_gather", data.len(), shards)?;
         reduce::all_gather(&mut self.mesh, data, shards)
     }
 
-    /// Gives everybody the values of `root`; the lengths must be equal.
+    /// Copies the values of `root` to all ranks; the lengths must be equal.
     pub fn broadcast(&mut self, root: usize, data: &mut [f32]) -> Result<(), CommError> {
         self.check_root("broadcast", root)?;
         reduce::broadcast(&mut self.mesh, root, data)
     }
 
-    /// Gives everybody the bytes of `root`; what the others pass in is ignored. Up to 16 GiB.
+    /// Returns the bytes of `root` on all ranks; the data of the others is ignored. Up to 16 GiB.
     pub fn broadcast_bytes(&mut self, root: usize, data: Vec<u8>) -> Result<Vec<u8>, CommError> {
         self.check_root("broadcast_bytes", root)?;
         if root == self.rank() {
@@ -161,10 +174,12 @@ impl Group {
         reduce::broadcast_bytes(&mut self.mesh, root, data)
     }
 
-    /// How fast the line of each rank is, in rank order and equal on all ranks. Pairs swap blocks of up to 16 MiB, each rank
-    /// with up to 8 others in turn, for about `budget` in all; at least one block of 256 KiB each, however long that takes.
-    pub fn measure_lines(&mut self, budget: Duration) -> Result<Vec<Line>, CommError> {
-        measure::measure_lines(&mut self.mesh, budget)
+    /// Measures the link of each rank; returns the speeds in rank order, equal on all ranks. Pairs
+    /// of ranks exchange blocks of up to 16 MiB, each rank with up to 8 others in turn, for about
+    /// `budget` in total. Every pair exchanges at least one block of 256 KiB, however long that
+    /// takes.
+    pub fn measure_links(&mut self, budget: Duration) -> Result<Vec<LinkSpeed>, CommError> {
+        measure::measure_links(&mut self.mesh, budget)
     }
 
     /// Returns once every rank has called it.
@@ -172,14 +187,14 @@ impl Group {
         reduce::barrier(&mut self.mesh)
     }
 
-    /// Stops, and tells the others why: they report "rank 2 (host) stopped: reason".
+    /// Stops and sends the reason to the others, which report "rank 2 (host) stopped: reason".
     pub fn abort(mut self, reason: &str) {
-        self.mesh.part(End::Aborted(reason.to_owned()));
+        self.mesh.leave(LinkEnd::Aborted(reason.to_owned()));
     }
 
-    /// Leaves in an orderly way after the last collective: the others do not see it as a failure.
+    /// Leaves after the last collective: the others do not see it as a failure.
     pub fn close(mut self) {
-        self.mesh.part(End::Goodbye);
+        self.mesh.leave(LinkEnd::Goodbye);
     }
 
     fn check_shards(&self, operation: &'static str, len: usize, shards: &Shards) -> Result<(), CommError> {
@@ -187,7 +202,7 @@ impl Group {
             return Ok(());
         }
         let what = format!(
-            "shards of {} values for {} ranks do not fit {len} values and {} ranks",
+            "shards of {} values for {} ranks do not match {len} values and {} ranks",
             shards.len(),
             shards.world(),
             self.world()
@@ -199,7 +214,7 @@ impl Group {
         if root < self.world() {
             return Ok(());
         }
-        let what = format!("there is no rank {root} in a world of {}", self.world());
+        let what = format!("root rank {root} does not exist in a world of {}", self.world());
         Err(CommError::Misuse { operation, what })
     }
 
@@ -207,7 +222,7 @@ impl Group {
         if bytes <= limit_bytes {
             return Ok(());
         }
-        let what = format!("{bytes} bytes are more than its limit of {limit_bytes}");
+        let what = format!("{bytes} bytes exceed the limit of {limit_bytes}");
         Err(CommError::Misuse { operation, what })
     }
 }

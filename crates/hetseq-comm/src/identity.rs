@@ -1,4 +1,4 @@
-//! What must be equal on all ranks before a run may start, and how two ranks' versions differ.
+//! Values that must be equal on all ranks before a run may start, and their comparison.
 //!
 //! The trainer fills it (config keys, data fingerprint, version and build of the program, layout
 //! hash); rank 0 compares it during the rendezvous. It is not for settings that may differ between
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::shown;
 
-/// A key or value longer than this is cut in messages; it is compared in full.
+/// Longer keys and values are cut in messages; they are compared in full.
 const SHOWN_BYTES: usize = 256;
 
 /// Named values that every rank of a run must share.
@@ -19,7 +19,8 @@ pub struct Identity {
     values: BTreeMap<String, String>,
 }
 
-/// One key on which rank 0 and another rank disagree; `None` means that the side lacks the key.
+/// A key whose value differs between rank 0 and another rank; `None` means the key is missing
+/// there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Difference {
     pub(crate) key: String,
@@ -28,7 +29,7 @@ pub(crate) struct Difference {
 }
 
 impl Difference {
-    /// Cuts key and values to what a message can show.
+    /// Cuts key and values for display.
     pub(crate) fn shorten(&mut self) {
         let texts = [Some(&mut self.key), self.on_zero.as_mut(), self.on_other.as_mut()];
         for text in texts.into_iter().flatten() {
@@ -38,7 +39,7 @@ impl Difference {
 }
 
 impl Identity {
-    /// An identity that matches any other empty one.
+    /// An empty identity, which matches any other empty one.
     pub fn new() -> Identity {
         Identity::default()
     }
@@ -50,7 +51,7 @@ impl Identity {
         self
     }
 
-    /// Every key whose value is not the same on both sides, in key order. `self` is rank 0's.
+    /// Returns every key whose value differs, in key order. `self` is the identity of rank 0.
     pub(crate) fn differences(&self, other: &Identity) -> Vec<Difference> {
         let keys: std::collections::BTreeSet<&String> = self.values.keys().chain(other.values.keys()).collect();
         keys.into_iter()

@@ -1,16 +1,20 @@
-//! The group of ranks that trains together: finding one's place, meeting the others, and collectives over plain slices.
+//! The group of ranks that train together: rank discovery, rendezvous, and collectives over plain
+//! slices.
 //!
-//! Nothing here knows what a tensor, an optimizer or a checkpoint is: the trainer hands over `&mut [f32]` and bytes.
-//! A [`Group`] is immutable; when its membership changes, that is a new group with a new generation, and frames of the
-//! old one are refused. All calls on a group come from one thread, in the same order on every rank.
+//! Nothing here knows tensors, optimizers or checkpoints: the trainer passes `&mut [f32]` and
+//! bytes. A [`Group`] is immutable. A change of membership is a new group with a new generation,
+//! which rejects frames of the old one. All calls on a group come from one thread, in the same
+//! order on every rank.
 //!
 //! ```text
-//! Place::find -> Group::join -> measure_lines -> agree / all_reduce / all_reduce_late / broadcast ...  -> close or abort
-//!  place.rs      rendezvous/    measure.rs       reduce/ over mesh.rs over link.rs (local.rs or tcp.rs)   group.rs
+//! RankEnv::find -> Group::join -> measure_links -> all_reduce, broadcast, ... -> close or abort
+//! rank_env/        rendezvous/    measure.rs       reduce/                       group.rs
+//!
+//! reduce/ runs over mesh.rs, which runs over link.rs: local.rs (threads) or tcp/ (sockets).
 //! ```
 //!
 //! ```
-//! use hetseq_comm::{Group, Options, Route, Shards, Wire};
+//! use hetseq_comm::{Algorithm, Group, Options, Shards, WireFormat};
 //!
 //! let groups = Group::local(2, &Options::default());
 //! let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
@@ -20,7 +24,7 @@
 //!             scope.spawn(move || {
 //!                 let mut gradients = vec![1.0 + group.rank() as f32; 5];
 //!                 let shards = Shards::even(gradients.len(), group.world());
-//!                 group.all_reduce(&mut gradients, &shards, Wire::F32, Route::Auto)?;
+//!                 group.all_reduce(&mut gradients, &shards, WireFormat::F32, Algorithm::Auto)?;
 //!                 group.close();
 //!                 Ok::<_, hetseq_comm::CommError>(gradients)
 //!             })
@@ -34,26 +38,26 @@
 mod buffers;
 mod codec;
 mod connection;
+mod encryption;
 mod error;
 mod frame;
 #[cfg(test)]
-mod fuzz;
+mod fuzz_frames;
 mod group;
-mod heart;
+mod heartbeat;
+mod heartbeat_timing;
 mod identity;
-mod lane;
-mod lines;
 mod link;
+mod link_speeds;
 mod local;
+mod local_channel;
 mod measure;
 mod mesh;
 mod options;
 mod outgoing;
-mod pace;
-mod place;
+mod rank_env;
 mod reduce;
 mod rendezvous;
-mod seal;
 mod secret;
 mod secret_file;
 mod shards;
@@ -61,15 +65,15 @@ mod signal;
 mod socket;
 mod tcp;
 
-pub use codec::Wire;
-pub use error::{CommError, Moment};
+pub use codec::WireFormat;
+pub use error::{CommError, Phase};
 pub use frame::FrameError;
 pub use group::Group;
 pub use identity::Identity;
-pub use lines::Line;
+pub use link_speeds::LinkSpeed;
 pub use options::Options;
-pub use place::{Place, PlaceFlags, Rendezvous};
-pub use reduce::{Contribution, Route, Summed};
+pub use rank_env::{RankEnv, RankFlags, Rendezvous};
+pub use reduce::{Algorithm, Contribution, Summed};
 pub use secret::Secret;
 pub use shards::Shards;
 pub use signal::Waker;

@@ -1,97 +1,101 @@
-//! What joins this rank to one peer. The engines differ only here: the other rank itself at the far end of two lanes
-//! (`local.rs`), or a socket (`tcp.rs`). `mesh.rs` holds one link per peer.
+//! The connection of this rank to one peer. The transports differ only here: a pair of channels to
+//! another thread (`local.rs`), or a socket (`tcp/`). `mesh.rs` holds one link per peer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::frame::{Frame, FrameError};
-use crate::lane::Lane;
-use crate::tcp::Wire;
+use crate::local_channel::LocalChannel;
+use crate::tcp::TcpLink;
 
+/// One link, in both directions.
 pub(crate) enum Link {
-    Lanes {
-        outgoing: Arc<Lane>,
-        incoming: Arc<Lane>,
+    Local {
+        outgoing: Arc<LocalChannel>,
+        incoming: Arc<LocalChannel>,
     },
-    /// Shared with the thread that sends heartbeats.
-    Wire(Arc<Mutex<Wire>>),
+    /// Shared with the heartbeat thread.
+    Tcp(Arc<Mutex<TcpLink>>),
 }
 
-/// Why nothing more comes from a peer.
+/// The reason why a peer sends nothing more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// An orderly farewell.
+pub(crate) enum LinkEnd {
+    /// It closed the group after its last collective.
     Goodbye,
-    /// The sender stopped and said why.
+    /// It stopped and sent the reason.
     Aborted(String),
-    /// It went away without a word.
+    /// Its connection closed without a goodbye.
     Closed(String),
-    /// Not a byte came for this long.
+    /// Not a byte arrived for this long.
     Silent(std::time::Duration),
-    /// It sent something that is not a frame for us.
+    /// It sent something that is not a valid frame of this group.
     Garbled(FrameError),
 }
 
-/// What the consumer finds.
-pub(crate) enum Next {
+/// The result of asking for the next frame.
+pub(crate) enum Received {
     Frame(Frame),
-    Ended(End),
+    Ended(LinkEnd),
     Nothing,
 }
 
 impl Link {
-    /// Whether a frame can be queued now.
+    /// Returns whether a frame can be queued now.
     pub(crate) fn has_room(&self) -> bool {
         match self {
-            Link::Lanes { outgoing, .. } => outgoing.has_room(),
-            Link::Wire(wire) => locked(wire).has_room(),
+            Link::Local { outgoing, .. } => outgoing.has_room(),
+            Link::Tcp(link) => locked(link).has_room(),
         }
     }
 
-    /// Queues a frame, and sends what the line takes. Never blocks; ask for room first.
+    /// Queues a frame and sends as much as the link accepts. Never blocks; check [`Link::has_room`]
+    /// first.
     pub(crate) fn push(&self, frame: Frame) {
         match self {
-            Link::Lanes { outgoing, .. } => outgoing.push(frame),
-            Link::Wire(wire) => locked(wire).push(&frame),
+            Link::Local { outgoing, .. } => outgoing.push(frame),
+            Link::Tcp(link) => locked(link).push(&frame),
         }
     }
 
-    /// The next frame if it has come; the end once all frames are taken.
-    pub(crate) fn next(&self) -> Next {
+    /// Returns the next frame if it has arrived, and the end after all frames are taken.
+    pub(crate) fn next(&self) -> Received {
         match self {
-            Link::Lanes { incoming, .. } => incoming.next(),
-            Link::Wire(wire) => locked(wire).next(),
+            Link::Local { incoming, .. } => incoming.next(),
+            Link::Tcp(link) => locked(link).next(),
         }
     }
 
-    /// The end, though frames may still come before it.
-    pub(crate) fn ended(&self) -> Option<End> {
+    /// Returns the end of the link, even if frames are still to be taken before it.
+    pub(crate) fn ended(&self) -> Option<LinkEnd> {
         match self {
-            Link::Lanes { incoming, .. } => incoming.ended(),
-            Link::Wire(wire) => locked(wire).ended(),
+            Link::Local { incoming, .. } => incoming.ended(),
+            Link::Tcp(link) => locked(link).ended(),
         }
     }
 
-    /// Whether all that was queued is out of this process's hands.
+    /// Returns whether everything queued has left this process.
     pub(crate) fn is_flushed(&self) -> bool {
         match self {
-            Link::Lanes { .. } => true,
-            Link::Wire(wire) => locked(wire).is_flushed(),
+            Link::Local { .. } => true,
+            Link::Tcp(link) => locked(link).is_flushed(),
         }
     }
 }
 
-/// Frees everybody at the far ends. After an orderly farewell the end is set already and this changes nothing; otherwise
-/// the peer learns that this rank went away. A socket tells that by itself.
+/// Ends the channels of the local transport. If this rank has left in an orderly way, the end is
+/// already set and this changes nothing; otherwise the peer learns that this rank is gone. A socket
+/// does that by itself.
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Link::Lanes { outgoing, incoming } = self {
-            outgoing.end(End::Closed("it ended without a goodbye".to_owned()));
-            incoming.stop_listening();
+        if let Link::Local { outgoing, incoming } = self {
+            outgoing.end(LinkEnd::Closed("it ended without a goodbye".to_owned()));
+            incoming.close_receiver();
         }
     }
 }
 
-/// A panic elsewhere must not spread: every critical section leaves the state consistent.
+/// Locks a mutex even if another thread panicked while holding it: every critical section leaves
+/// the state consistent.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,63 +1,65 @@
-//! Measures the lines between ranks: in each round disjoint pairs swap blocks both ways at once.
+//! Measures the links between ranks: in each round disjoint pairs swap blocks in both directions at
+//! once.
 //!
-//! Whom one meets and what follows is decided in `lines.rs`. Of a pair the lower rank leads: it says how much is swapped
-//! next, and takes the time until the other says that it has everything. Blocks go as real traffic does: encoded,
-//! summed up, encrypted if the group is, taken apart and added at the other end. Called by `group.rs`.
+//! Which pairs measure and what follows is decided in `link_speeds.rs`. The lower rank of a pair
+//! leads: it says how much is swapped next, and takes the time until the other confirms that it has
+//! everything. Blocks are treated like real traffic: encoded, checksummed, encrypted if the group
+//! is, decoded and added at the other end. Called by `group.rs`.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::buffers::Payload;
-use crate::codec::{Codec, Wire};
+use crate::codec::{Codec, WireFormat};
 use crate::error::CommError;
-use crate::frame::{CHUNK_BYTES, FrameError, Kind};
-use crate::lines::{self, LARGEST_BYTES, Line, Pair, SMALLEST_BYTES};
+use crate::frame::{CHUNK_BYTES, FrameError, FrameKind};
+use crate::link_speeds::{self, LARGEST_BYTES, LinkPair, LinkSpeed, SMALLEST_BYTES};
 use crate::mesh::{Exchange, Mesh};
-use crate::outgoing::Step;
+use crate::outgoing::CollectiveStep;
 use crate::reduce;
 
-/// Tiny swaps, for the latency. The first also waits until the other is there.
-const GREETINGS: usize = 7;
-/// What the leader says when it has seen enough.
-const ENOUGH: u64 = u64::MAX;
+/// Number of empty swaps to measure the latency. The first also waits until the peer is ready.
+const LATENCY_SWAPS: usize = 7;
+/// The size that the leader sends to end the measurement.
+const STOP: u64 = u64::MAX;
 
-/// See [`crate::Group::measure_lines`].
-pub(crate) fn measure_lines(mesh: &mut Mesh, budget: Duration) -> Result<Vec<Line>, CommError> {
+/// See [`crate::Group::measure_links`].
+pub(crate) fn measure_links(mesh: &mut Mesh, budget: Duration) -> Result<Vec<LinkSpeed>, CommError> {
     let (rank, world) = (mesh.rank, mesh.world());
-    let rounds = lines::rounds(world);
+    let rounds = link_speeds::rounds(world);
     let mut found = Vec::new();
     for round in 0..rounds {
-        let peer = lines::partner(world, round, rank);
-        mesh.run(Kind::MeasureLines, |mesh, step| match peer {
+        let peer = link_speeds::partner(world, round, rank);
+        mesh.run(FrameKind::MeasureLinks, |mesh, step| match peer {
             Some(peer) if rank < peer => {
-                let line = lead(mesh, step, peer, budget / rounds as u32)?;
-                found.extend(line.bytes_per_s.to_le_bytes());
-                found.extend(line.latency_us.to_le_bytes());
+                let speed = lead(mesh, step, peer, budget / rounds as u32)?;
+                found.extend(speed.bytes_per_s.to_le_bytes());
+                found.extend(speed.latency_us.to_le_bytes());
                 Ok(())
             }
             Some(peer) => follow(mesh, step, peer),
             None => Ok::<_, CommError>(()),
         })?;
     }
-    let found = reduce::agree(mesh, &found)?;
+    let found = reduce::all_gather_bytes(mesh, &found)?;
     let mut pairs = Vec::new();
     for (rank, found) in found.iter().enumerate() {
-        let partners = (0..rounds).filter_map(|round| lines::partner(world, round, rank));
+        let partners = (0..rounds).filter_map(|round| link_speeds::partner(world, round, rank));
         let led: Vec<usize> = partners.filter(|peer| *peer > rank).collect();
         let numbers = found.as_chunks::<16>().0;
         if (numbers.len(), found.len()) != (led.len(), 16 * led.len()) {
-            return Err(mesh.unlike(Kind::MeasureLines, rank, found.len(), 16 * led.len()));
+            return Err(mesh.wrong_length(FrameKind::MeasureLinks, rank, found.len(), 16 * led.len()));
         }
         pairs.extend(led.iter().zip(numbers).map(|(&peer, numbers)| {
             let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| numbers[at + i]));
-            Pair { ranks: [rank, peer], line: Line { bytes_per_s: number(0), latency_us: number(8) } }
+            LinkPair { ranks: [rank, peer], speed: LinkSpeed { bytes_per_s: number(0), latency_us: number(8) } }
         }));
     }
-    Ok(lines::lines(world, &pairs))
+    Ok(link_speeds::per_rank(world, &pairs))
 }
 
-/// Finds out about the line to `peer`, in about `budget`.
-fn lead(mesh: &mut Mesh, step: Step, peer: usize, budget: Duration) -> Result<Line, CommError> {
+/// Measures the link to `peer`, in about `budget`.
+fn lead(mesh: &mut Mesh, step: CollectiveStep, peer: usize, budget: Duration) -> Result<LinkSpeed, CommError> {
     let mut swap = |bytes: u64| {
         let start = Instant::now();
         mesh.drive(step, &mut Swap::new(peer, Some(bytes)))?;
@@ -65,50 +67,51 @@ fn lead(mesh: &mut Mesh, step: Step, peer: usize, budget: Duration) -> Result<Li
     };
     swap(0)?;
     let start = Instant::now();
-    let there_and_back = (1..GREETINGS).map(|_| swap(0)).collect::<Result<Vec<_>, _>>()?;
-    let there_and_back = lines::median(there_and_back);
+    let round_trip = (1..LATENCY_SWAPS).map(|_| swap(0)).collect::<Result<Vec<_>, _>>()?;
+    let round_trip = link_speeds::median(round_trip);
     let mut bytes = SMALLEST_BYTES;
-    // One way passes before the other begins, and one before its last word is back.
-    let mut timed = |bytes: usize| Ok::<_, CommError>(swap(bytes as u64)?.saturating_sub(there_and_back));
+    // A swap also includes a round trip: the size travels before the peer starts, and its
+    // confirmation travels back.
+    let mut timed = |bytes: usize| Ok::<_, CommError>(swap(bytes as u64)?.saturating_sub(round_trip));
     let mut took = timed(bytes)?;
     let left = || budget.saturating_sub(start.elapsed());
-    while lines::is_worth_doubling(bytes, took, left()) {
+    while link_speeds::is_worth_doubling(bytes, took, left()) {
         bytes *= 2;
         took = timed(bytes)?;
     }
-    // Once more, since the last one may have met a hiccup.
+    // Repeat it, since the last one may have been disturbed.
     if took <= left() {
         took = took.min(timed(bytes)?);
     }
-    swap(ENOUGH)?;
-    let latency_us = there_and_back.as_micros() as u64 / 2;
-    Ok(Line { bytes_per_s: lines::bytes_per_s(bytes, took), latency_us })
+    swap(STOP)?;
+    let latency_us = round_trip.as_micros() as u64 / 2;
+    Ok(LinkSpeed { bytes_per_s: link_speeds::bytes_per_s(bytes, took), latency_us })
 }
 
-/// Does what `peer` says.
-fn follow(mesh: &mut Mesh, step: Step, peer: usize) -> Result<(), CommError> {
+/// Follows the leader `peer` until it ends the measurement.
+fn follow(mesh: &mut Mesh, step: CollectiveStep, peer: usize) -> Result<(), CommError> {
     loop {
         let mut swap = Swap::new(peer, None);
         mesh.drive(step, &mut swap)?;
-        if swap.bytes == Some(ENOUGH) {
+        if swap.bytes == Some(STOP) {
             return Ok(());
         }
     }
 }
 
-/// The leader's word, so many bytes both ways, and the follower's word that it has them.
+/// One swap: the leader sends the size, both send that many bytes, the follower confirms.
 struct Swap {
     peer: usize,
     leads: bool,
-    /// The follower does not know it at first.
+    /// `None` on the follower until the leader has sent it.
     bytes: Option<u64>,
-    /// The first word and the last are said, or heard.
-    has_begun: bool,
+    /// Whether the size was exchanged, and whether the follower has confirmed.
+    has_started: bool,
     has_ended: bool,
     sent: usize,
-    come: usize,
+    received: usize,
     codec: Codec,
-    /// What is sent, and added to.
+    /// The values to send, to which received values are added.
     values: Vec<f32>,
 }
 
@@ -118,21 +121,21 @@ impl Swap {
             peer,
             leads: bytes.is_some(),
             bytes,
-            has_begun: false,
+            has_started: false,
             has_ended: false,
             sent: 0,
-            come: 0,
-            codec: Codec::new(Wire::F32, CHUNK_BYTES / 4),
+            received: 0,
+            codec: Codec::new(WireFormat::F32, CHUNK_BYTES / 4),
             values: Vec::new(),
         }
     }
 
-    /// To be swapped; the last word of all has nothing to swap.
+    /// Returns the bytes to swap; the message that ends the measurement has none.
     fn total(&self) -> usize {
-        self.bytes.filter(|bytes| *bytes != ENOUGH).map_or(0, |bytes| bytes as usize)
+        self.bytes.filter(|bytes| *bytes != STOP).map_or(0, |bytes| bytes as usize)
     }
 
-    fn begin(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
+    fn start(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
         match self.bytes {
             Some(bytes) if self.leads => {
                 if !mesh.has_room(step, self.peer)? {
@@ -144,7 +147,7 @@ impl Swap {
                 let Some(frame) = mesh.take(step, self.peer)? else { return Ok(false) };
                 mesh.check_size(step, self.peer, &frame, (8, true))?;
                 let bytes = u64::from_le_bytes(std::array::from_fn(|at| frame.payload[at]));
-                if bytes > LARGEST_BYTES as u64 && bytes != ENOUGH {
+                if bytes > LARGEST_BYTES as u64 && bytes != STOP {
                     let fault = FrameError::TooLarge { bytes, limit_bytes: LARGEST_BYTES as u64 };
                     return Err(mesh.garbled(step, self.peer, fault));
                 }
@@ -152,17 +155,17 @@ impl Swap {
             }
         }
         self.values.resize(self.total().min(CHUNK_BYTES) / 4, 0.0);
-        self.has_begun = true;
+        self.has_started = true;
         Ok(true)
     }
 
-    /// What goes in the frame that begins after `done` bytes, and whether it is the last.
+    /// Returns the values of the frame that starts after `done` bytes, and whether it is the last.
     fn piece(&self, done: usize) -> (Range<usize>, bool) {
         let bytes = (self.total() - done).min(CHUNK_BYTES);
         (0..bytes / 4, done + bytes == self.total())
     }
 
-    fn send(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
+    fn send(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
         if self.sent == self.total() || !mesh.has_room(step, self.peer)? {
             return Ok(false);
         }
@@ -174,19 +177,19 @@ impl Swap {
         Ok(true)
     }
 
-    fn receive(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
-        if self.come == self.total() {
+    fn receive(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
+        if self.received == self.total() {
             return Ok(false);
         }
         let Some(frame) = mesh.take(step, self.peer)? else { return Ok(false) };
-        let (range, last) = self.piece(self.come);
+        let (range, last) = self.piece(self.received);
         mesh.check_size(step, self.peer, &frame, (self.codec.bytes(&range), last))?;
         self.codec.decode(&range, &frame.payload, &mut self.values[range.clone()], |to, value| *to += value);
-        self.come += frame.payload.len();
+        self.received += frame.payload.len();
         Ok(true)
     }
 
-    fn end(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
+    fn end(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
         if self.leads {
             let Some(frame) = mesh.take(step, self.peer)? else { return Ok(false) };
             mesh.check_size(step, self.peer, &frame, (0, true))?;
@@ -203,12 +206,12 @@ impl Swap {
 impl Exchange for Swap {
     type Error = CommError;
 
-    fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
-        if !self.has_begun {
-            return self.begin(mesh, step);
+    fn advance(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
+        if !self.has_started {
+            return self.start(mesh, step);
         }
         let moved = self.send(mesh, step)? | self.receive(mesh, step)?;
-        let is_swapped = (self.sent, self.come) == (self.total(), self.total());
+        let is_swapped = (self.sent, self.received) == (self.total(), self.total());
         Ok(if is_swapped && !self.has_ended { self.end(mesh, step)? } else { moved } || moved)
     }
 

@@ -1,55 +1,59 @@
 //! All links of one rank, and the one place where it waits for them.
 //!
-//! `reduce.rs` writes the collectives over this, each as an [`Exchange`] that [`Mesh::drive`] carries to its end; which
-//! engine carries the frames is not visible here. The rank's own thread does everything: while it waits it looks at the
-//! health of *every* link, so a dead peer is reported although another one is awaited.
+//! `reduce/` implements the collectives over this, each as an [`Exchange`] that [`Mesh::drive`]
+//! runs to its end. The transport is not visible here. The rank's own thread does everything: while
+//! it waits it checks the health of *every* link, so a dead peer is reported even if another one is
+//! awaited.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::buffers::{Payload, Pool};
 use crate::connection::Connection;
-use crate::error::{CommError, Moment};
-use crate::frame::{Frame, FrameError, Kind};
-use crate::heart::Heart;
-use crate::lane::Bell;
-use crate::link::{End, Link, Next, locked};
+use crate::error::{CommError, Phase};
+use crate::frame::{Frame, FrameError, FrameKind};
+use crate::heartbeat::Heartbeat;
+use crate::heartbeat_timing::HeartbeatTiming;
+use crate::link::{Link, LinkEnd, Received, locked};
+use crate::local_channel::Notify;
 use crate::options::Options;
-use crate::outgoing::Step;
-use crate::pace::Pace;
+use crate::outgoing::CollectiveStep;
 use crate::signal::{Signal, Waker};
-use crate::tcp::{self, Wire};
+use crate::tcp::{self, TcpLink};
 
-/// How long the last words of a rank that failed may take when peers do not answer.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long a failed rank waits for peers to receive its reason.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// So long a rank sleeps at most before it looks again.
+/// The longest sleep before a rank checks again.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// A collective under way: a state machine that moves whenever a frame has come or a lane has room.
+/// A running collective: a state machine that advances whenever a frame has arrived or a link has
+/// room.
 pub(crate) trait Exchange {
     type Error: Failure;
 
-    /// Does what can be done without waiting; tells whether anything moved.
-    fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, Self::Error>;
+    /// Does what is possible without waiting; returns whether anything moved.
+    fn advance(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, Self::Error>;
 
-    /// A peer that this exchange waits for; `None` when it is done.
+    /// Returns a peer that this exchange waits for; `None` when it is done.
     fn awaited(&self) -> Option<usize>;
 
-    /// Whether this rank still computes what it will contribute: until it has, no other is too slow.
+    /// Returns whether this rank still computes its contribution. Until it has contributed, no
+    /// other rank counts as too slow.
     fn is_computing(&self) -> bool {
         false
     }
 
-    /// Whether it is over although not all that is queued has left: the next collective writes the rest, or the heart.
+    /// Returns whether it may end before all queued frames have left: the next collective or the
+    /// heartbeat thread writes the rest.
     fn leaves_unsent(&self) -> bool {
         false
     }
 }
 
-/// How a collective fails.
+/// The error of a collective.
 pub(crate) trait Failure: From<CommError> {
-    /// What this rank tells the others, and itself if it is asked again.
+    /// Returns the reason that the other ranks receive and that later calls on this rank report.
     fn reason(&self) -> String;
 }
 
@@ -59,39 +63,40 @@ impl Failure for CommError {
     }
 }
 
+/// One rank with its links.
 pub(crate) struct Mesh {
     pub(crate) rank: usize,
     pub(crate) generation: u64,
     /// One name per rank, this one included.
     pub(crate) hosts: Vec<String>,
     pub(crate) context: String,
-    /// One per rank; `None` at this rank's own place.
+    /// One per rank; `None` at the index of this rank.
     links: Vec<Option<Link>>,
-    /// Those of the links that are sockets: all or none.
-    wires: Vec<Arc<Mutex<Wire>>>,
-    heart: Option<Heart>,
-    /// Rings when a lane has something to take or room to give, or a [`Waker`] is used.
-    bell: Arc<Bell>,
-    /// What a [`Waker`] raises where there are sockets.
+    /// The links that are sockets: all or none.
+    tcp_links: Vec<Arc<Mutex<TcpLink>>>,
+    heartbeat: Option<Heartbeat>,
+    /// Notified when a channel has a frame or room, or by a [`Waker`].
+    notify: Arc<Notify>,
+    /// Raised by a [`Waker`] if the links are sockets.
     signal: Option<Arc<Signal>>,
     /// Memory for the frames of all links.
     pub(crate) pool: Arc<Pool>,
     progress: Duration,
-    /// Time spent asleep in collectives so far.
-    pub(crate) asleep: Duration,
-    /// Collectives begun so far; equal on all ranks as long as they are in step.
+    /// Total time asleep in collectives.
+    pub(crate) time_asleep: Duration,
+    /// Number of collectives started; equal on all ranks as long as they are in step.
     sequence: u64,
     failure: Option<String>,
 }
 
 impl Mesh {
-    /// Over lanes; `bell` is the one that they ring.
+    /// A mesh over `links`, which wake `notify`.
     pub(crate) fn new(
         rank: usize,
         generation: u64,
         hosts: Vec<String>,
         links: Vec<Option<Link>>,
-        bell: Arc<Bell>,
+        notify: Arc<Notify>,
         options: &Options,
     ) -> Mesh {
         Mesh {
@@ -101,37 +106,37 @@ impl Mesh {
             context: String::new(),
             pool: Pool::new(links.len()),
             links,
-            wires: Vec::new(),
-            heart: None,
-            bell,
+            tcp_links: Vec::new(),
+            heartbeat: None,
+            notify,
             signal: None,
             progress: options.progress,
-            asleep: Duration::ZERO,
+            time_asleep: Duration::ZERO,
             sequence: 0,
             failure: None,
         }
     }
 
-    /// Over sockets, one per other rank. `pace` is that of all ranks together.
-    pub(crate) fn over_wires(
+    /// A mesh over sockets, one per other rank. `timing` is that of all ranks combined.
+    pub(crate) fn over_tcp(
         rank: usize,
         generation: u64,
         hosts: Vec<String>,
         connections: Vec<Option<Connection>>,
-        pace: Pace,
+        timing: HeartbeatTiming,
         options: &Options,
     ) -> Result<Mesh, CommError> {
         let mut mesh = Mesh::new(rank, generation, hosts, Vec::new(), Arc::default(), options);
         mesh.pool = Pool::new(connections.len());
         mesh.signal = Some(Signal::new()?);
         for connection in connections {
-            let wire = connection
-                .map(|connection| Wire::new(connection, generation, &mesh.pool, pace, options))
+            let link = connection
+                .map(|connection| TcpLink::new(connection, generation, &mesh.pool, timing, options))
                 .transpose()?;
-            mesh.wires.extend(wire.clone());
-            mesh.links.push(wire.map(Link::Wire));
+            mesh.tcp_links.extend(link.clone());
+            mesh.links.push(link.map(Link::Tcp));
         }
-        mesh.heart = Some(Heart::start(mesh.wires.clone(), pace.beat())?);
+        mesh.heartbeat = Some(Heartbeat::start(mesh.tcp_links.clone(), timing.interval())?);
         Ok(mesh)
     }
 
@@ -139,29 +144,29 @@ impl Mesh {
         self.hosts.len()
     }
 
-    /// All ranks but this one, in rank order.
+    /// Returns all ranks but this one, in rank order.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let rank = self.rank;
         (0..self.world()).filter(move |peer| *peer != rank)
     }
 
-    /// Runs one collective. Its first failure makes the mesh unusable: frames of a half-done
-    /// collective are still under way.
+    /// Runs one collective. Its first failure makes the mesh unusable, because frames of the
+    /// unfinished collective are still in flight.
     pub(crate) fn run<T, E: Failure>(
         &mut self,
-        kind: Kind,
-        body: impl FnOnce(&mut Mesh, Step) -> Result<T, E>,
+        kind: FrameKind,
+        body: impl FnOnce(&mut Mesh, CollectiveStep) -> Result<T, E>,
     ) -> Result<T, E> {
         if let Some(first) = &self.failure {
             return Err(CommError::AlreadyFailed { first: first.clone() }.into());
         }
         self.sequence += 1;
-        let step = Step { kind, sequence: self.sequence };
-        tcp::attend(&self.wires, true);
+        let step = CollectiveStep { kind, sequence: self.sequence };
+        tcp::set_in_collective(&self.tcp_links, true);
         let result = body(self, step);
-        tcp::attend(&self.wires, false);
-        if let Some(heart) = self.heart.as_ref().filter(|_| self.unsent().is_some()) {
-            heart.look();
+        tcp::set_in_collective(&self.tcp_links, false);
+        if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.unsent().is_some()) {
+            heartbeat.wake();
         }
         if let Err(error) = &result {
             self.failure = Some(error.reason());
@@ -169,14 +174,14 @@ impl Mesh {
         result
     }
 
-    /// Carries an exchange to its end, or to the first failure of any peer.
-    pub(crate) fn drive<X: Exchange>(&mut self, step: Step, exchange: &mut X) -> Result<(), X::Error> {
+    /// Runs an exchange to its end, or to the first failure of any peer.
+    pub(crate) fn drive<X: Exchange>(&mut self, step: CollectiveStep, exchange: &mut X) -> Result<(), X::Error> {
         let start = Instant::now();
         let mut progress = start;
         loop {
-            let seen = self.bell.rings();
+            let seen = self.notify.count();
             let moved = exchange.advance(self, step)?;
-            let moved = tcp::write_all(&self.wires) || moved;
+            let moved = tcp::write_all(&self.tcp_links) || moved;
             let unsent = || if exchange.leaves_unsent() { None } else { self.unsent() };
             let Some(awaited) = exchange.awaited().or_else(unsent) else { return Ok(()) };
             if moved || exchange.is_computing() {
@@ -190,31 +195,31 @@ impl Mesh {
             if left.is_zero() {
                 return Err(self.no_progress(step, awaited).into());
             }
-            self.asleep += self.wait(seen, start, left.min(LONGEST_SLEEP));
+            self.time_asleep += self.wait(seen, start, left.min(LONGEST_SLEEP));
         }
     }
 
-    /// Sleeps until something may have changed; tells for how long.
-    fn wait(&self, seen: u64, listening_since: Instant, limit: Duration) -> Duration {
+    /// Sleeps until something may have changed; returns the time slept.
+    fn wait(&self, seen: u64, reading_since: Instant, limit: Duration) -> Duration {
         match &self.signal {
-            Some(signal) => tcp::await_traffic(&self.wires, Some(signal), listening_since, limit),
-            None => self.bell.wait(seen, limit),
+            Some(signal) => tcp::await_traffic(&self.tcp_links, Some(signal), reading_since, limit),
+            None => self.notify.wait(seen, limit),
         }
     }
 
-    /// A peer for which something is queued that has not left.
+    /// Returns a peer for which queued frames have not left yet.
     pub(crate) fn unsent(&self) -> Option<usize> {
         self.links().find(|(_, link)| !link.is_flushed()).map(|(peer, _)| peer)
     }
 
-    /// What ends the sleep of this rank's thread.
+    /// Returns a handle that wakes this rank's thread.
     pub(crate) fn waker(&self) -> Waker {
-        self.signal.as_ref().map_or_else(|| Waker::of_lanes(&self.bell), Waker::of_sockets)
+        self.signal.as_ref().map_or_else(|| Waker::of_local(&self.notify), Waker::of_sockets)
     }
 
-    /// Whether a frame can be queued for the peer now. Even one that said goodbye has failed if it leaves before it has
-    /// taken its part.
-    pub(crate) fn has_room(&self, step: Step, peer: usize) -> Result<bool, CommError> {
+    /// Returns whether a frame can be queued for the peer now. A peer that said goodbye has failed,
+    /// too, if it leaves before it has taken its part.
+    pub(crate) fn has_room(&self, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
         let Some(Some(link)) = self.links.get(peer) else { return Ok(false) };
         if link.has_room() {
             return Ok(true);
@@ -225,49 +230,50 @@ impl Mesh {
         }
     }
 
-    /// Queues a frame of this step; ask for room first, unless it is of the last that this rank has to send.
-    pub(crate) fn send(&self, step: Step, peer: usize, last: bool, payload: Arc<Payload>) {
-        let Step { kind, sequence } = step;
+    /// Queues a frame of this step. Check [`Mesh::has_room`] first, except for the last frames that
+    /// this rank sends.
+    pub(crate) fn send(&self, step: CollectiveStep, peer: usize, last: bool, payload: Arc<Payload>) {
+        let CollectiveStep { kind, sequence } = step;
         if let Some(Some(link)) = self.links.get(peer) {
             link.push(Frame { kind, last, sequence, payload });
         }
     }
 
-    /// The next frame of this step from the peer, if it has come.
-    pub(crate) fn take(&self, step: Step, peer: usize) -> Result<Option<Frame>, CommError> {
+    /// Returns the next frame of this step from the peer, if it has arrived.
+    pub(crate) fn take(&self, step: CollectiveStep, peer: usize) -> Result<Option<Frame>, CommError> {
         let Some(Some(link)) = self.links.get(peer) else { return Ok(None) };
         match link.next() {
-            Next::Frame(frame) => self.in_step(step, peer, frame).map(Some),
-            Next::Ended(end) => Err(self.ended(step, peer, end)),
-            Next::Nothing => Ok(None),
+            Received::Frame(frame) => self.in_step(step, peer, frame).map(Some),
+            Received::Ended(end) => Err(self.ended(step, peer, end)),
+            Received::Nothing => Ok(None),
         }
     }
 
-    /// Says farewell to all peers and waits until they have heard it.
-    pub(crate) fn part(&mut self, end: End) {
-        self.heart = None;
-        // Before a goodbye, data may still be on its way that peers need; over a slow line that takes a while. A dead peer
-        // ends the wait by its silence.
-        let patience = if end == End::Goodbye { self.progress } else { LAST_WORDS };
+    /// Sends the end to all peers and waits until they have received it.
+    pub(crate) fn leave(&mut self, end: LinkEnd) {
+        self.heartbeat = None;
+        // Before a goodbye, data that peers need may still be in flight, which takes a while over a
+        // slow link. A dead peer ends the wait by its silence.
+        let limit = if end == LinkEnd::Goodbye { self.progress } else { ABORT_TIMEOUT };
         for (_, link) in self.links() {
             match link {
-                Link::Lanes { outgoing, incoming } => {
+                Link::Local { outgoing, incoming } => {
                     outgoing.end(end.clone());
-                    incoming.stop_listening();
+                    incoming.close_receiver();
                 }
-                Link::Wire(wire) => locked(wire).farewell(&end),
+                Link::Tcp(link) => locked(link).queue_end(&end),
             }
         }
         let start = Instant::now();
         loop {
-            let parted = self.wires.iter().filter(|wire| locked(wire).is_parted()).count() == self.wires.len();
-            let left = patience.saturating_sub(start.elapsed());
-            if parted || left.is_zero() {
+            let closed = self.tcp_links.iter().filter(|link| locked(link).is_closed()).count() == self.tcp_links.len();
+            let left = limit.saturating_sub(start.elapsed());
+            if closed || left.is_zero() {
                 break;
             }
-            tcp::await_traffic(&self.wires, None, start, left);
+            tcp::await_traffic(&self.tcp_links, None, start, left);
         }
-        self.wires.clear();
+        self.tcp_links.clear();
         self.links.clear();
     }
 
@@ -275,98 +281,98 @@ impl Mesh {
         self.links.iter().enumerate().filter_map(|(peer, link)| Some((peer, link.as_ref()?)))
     }
 
-    /// A peer that failed is reported even when nothing is awaited from it. One that said goodbye has
-    /// done its part, and may already be gone while others finish.
-    fn check_health(&self, step: Step) -> Result<(), CommError> {
+    /// A peer that failed is reported even if nothing is awaited from it. A peer that said goodbye
+    /// has done its part and may be gone while others finish.
+    fn check_health(&self, step: CollectiveStep) -> Result<(), CommError> {
         for (peer, link) in self.links() {
             match link.ended() {
-                None | Some(End::Goodbye) => {}
+                None | Some(LinkEnd::Goodbye) => {}
                 Some(end) => return Err(self.ended(step, peer, end)),
             }
         }
         Ok(())
     }
 
-    fn in_step(&self, step: Step, peer: usize, frame: Frame) -> Result<Frame, CommError> {
+    fn in_step(&self, step: CollectiveStep, peer: usize, frame: Frame) -> Result<Frame, CommError> {
         if (frame.kind, frame.sequence) == (step.kind, step.sequence) {
             return Ok(frame);
         }
-        let named = |kind: Kind, sequence: u64| format!("{} (operation {sequence})", kind.name());
+        let named = |kind: FrameKind, sequence: u64| format!("{} (operation {sequence})", kind.name());
         Err(CommError::OutOfStep {
             rank: peer,
             host: self.hosts[peer].clone(),
             theirs: named(frame.kind, frame.sequence),
             ours: named(step.kind, step.sequence),
-            moment: self.moment(step),
+            phase: self.phase(step),
         })
     }
 
-    fn ended(&self, step: Step, rank: usize, end: End) -> CommError {
-        let (host, moment) = (self.hosts[rank].clone(), self.moment(step));
+    fn ended(&self, step: CollectiveStep, rank: usize, end: LinkEnd) -> CommError {
+        let (host, phase) = (self.hosts[rank].clone(), self.phase(step));
         match end {
-            End::Goodbye => {
-                let detail = "it had finished and said goodbye".to_owned();
-                CommError::Left { rank, host, detail, moment }
+            LinkEnd::Goodbye => {
+                let detail = "it had finished and closed the group".to_owned();
+                CommError::Left { rank, host, detail, phase }
             }
-            End::Aborted(reason) => CommError::Stopped { rank, host, reason, moment },
-            End::Closed(detail) => CommError::Left { rank, host, detail, moment },
-            End::Silent(silence) => CommError::Silent { rank, host, silence, moment },
-            End::Garbled(fault) => CommError::Garbled { rank, host, fault, moment },
+            LinkEnd::Aborted(reason) => CommError::Stopped { rank, host, reason, phase },
+            LinkEnd::Closed(detail) => CommError::Left { rank, host, detail, phase },
+            LinkEnd::Silent(silence) => CommError::Silent { rank, host, silence, phase },
+            LinkEnd::Garbled(fault) => CommError::Garbled { rank, host, fault, phase },
         }
     }
 
-    fn no_progress(&self, step: Step, rank: usize) -> CommError {
-        let (host, moment) = (self.hosts[rank].clone(), self.moment(step));
-        CommError::NoProgress { rank, host, limit: self.progress, moment }
+    fn no_progress(&self, step: CollectiveStep, rank: usize) -> CommError {
+        let (host, phase) = (self.hosts[rank].clone(), self.phase(step));
+        CommError::NoProgress { rank, host, limit: self.progress, phase }
     }
 
-    /// Refuses a frame of another size, which shows that the peer's vector or shards are not ours. `due`: its bytes, and
-    /// whether it ends its message.
+    /// Rejects a frame of the wrong size, which shows that the vectors or shards of the peer differ
+    /// from ours. `expected` is its number of bytes, and whether it ends its message.
     pub(crate) fn check_size(
         &self,
-        step: Step,
+        step: CollectiveStep,
         peer: usize,
         frame: &Frame,
-        due: (usize, bool),
+        expected: (usize, bool),
     ) -> Result<(), CommError> {
         let sent = (frame.payload.len(), frame.last);
-        if sent == due {
+        if sent == expected {
             return Ok(());
         }
-        let named = |(bytes, last)| format!("{bytes} bytes{}", if last { "" } else { " and more to come" });
-        Err(self.part_size(step, peer, named(sent), named(due)))
+        let named = |(bytes, last)| format!("{bytes} bytes{}", if last { "" } else { ", with more to follow" });
+        Err(self.wrong_size(step, peer, named(sent), named(expected)))
     }
 
-    /// A message of another length than all ranks' agree on.
-    pub(crate) fn unlike(&self, kind: Kind, peer: usize, sent: usize, due: usize) -> CommError {
+    /// The error for a message of the wrong length.
+    pub(crate) fn wrong_length(&self, kind: FrameKind, peer: usize, sent: usize, expected: usize) -> CommError {
         let named = |bytes| format!("{bytes} bytes");
-        self.part_size(Step { kind, sequence: self.sequence }, peer, named(sent), named(due))
+        self.wrong_size(CollectiveStep { kind, sequence: self.sequence }, peer, named(sent), named(expected))
     }
 
-    /// A frame which shows that the peer's vector or shards are not ours.
-    pub(crate) fn part_size(&self, step: Step, rank: usize, sent: String, due: String) -> CommError {
-        let (host, moment) = (self.hosts[rank].clone(), self.moment(step));
-        CommError::PartSize { rank, host, sent, due, moment }
+    /// The error for a frame which shows that the vectors or shards of the peer differ from ours.
+    pub(crate) fn wrong_size(&self, step: CollectiveStep, rank: usize, sent: String, expected: String) -> CommError {
+        let (host, phase) = (self.hosts[rank].clone(), self.phase(step));
+        CommError::WrongSize { rank, host, sent, expected, phase }
     }
 
-    /// A frame that is well-formed but not acceptable in this step.
-    pub(crate) fn garbled(&self, step: Step, rank: usize, fault: FrameError) -> CommError {
-        self.ended(step, rank, End::Garbled(fault))
+    /// The error for a frame that is well-formed but not acceptable in this step.
+    pub(crate) fn garbled(&self, step: CollectiveStep, rank: usize, fault: FrameError) -> CommError {
+        self.ended(step, rank, LinkEnd::Garbled(fault))
     }
 
-    fn moment(&self, step: Step) -> Box<Moment> {
-        Box::new(Moment { phase: step.kind.name(), context: self.context.clone() })
+    fn phase(&self, step: CollectiveStep) -> Box<Phase> {
+        Box::new(Phase { operation: step.kind.name(), context: self.context.clone() })
     }
 }
 
-/// A rank that ends because of a failure or a panic tells the others, so that their logs name the
-/// first cause and not the chain that followed.
+/// A rank that ends because of an error or a panic sends the reason, so that the logs of the others
+/// name the first cause and not what followed from it.
 impl Drop for Mesh {
     fn drop(&mut self) {
         if let Some(reason) = self.failure.take() {
-            self.part(End::Aborted(reason));
+            self.leave(LinkEnd::Aborted(reason));
         } else if std::thread::panicking() {
-            self.part(End::Aborted("it panicked; see its log".to_owned()));
+            self.leave(LinkEnd::Aborted("it panicked; see its log".to_owned()));
         }
     }
 }

@@ -1,17 +1,19 @@
-//! Messages of bytes that a rank still has to send in the running collective, cut into frames as the lanes have room.
+//! Messages of bytes that a rank still has to send in the running collective, split into frames as
+//! links have room.
 //!
-//! Borrowed from the caller and copied one frame at a time, so a large message is never held twice. Part of the
-//! exchanges of bytes in `reduce.rs`; vectors of floats have their own in `reduce/`.
+//! Borrowed from the caller and copied one frame at a time, so a large message is never held twice.
+//! Used by the collectives over bytes in `reduce/mod.rs`; vectors of floats have their own code in
+//! `reduce/`.
 
 use crate::buffers::Payload;
 use crate::error::CommError;
-use crate::frame::{CHUNK_BYTES, Kind};
+use crate::frame::{CHUNK_BYTES, FrameKind};
 use crate::mesh::Mesh;
 
-/// One running collective; its frames carry both.
+/// One running collective; its frames carry both fields.
 #[derive(Clone, Copy)]
-pub(crate) struct Step {
-    pub(crate) kind: Kind,
+pub(crate) struct CollectiveStep {
+    pub(crate) kind: FrameKind,
     pub(crate) sequence: u64,
 }
 
@@ -22,18 +24,18 @@ pub(crate) struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// An empty message is one empty frame.
+    /// Adds a message for `peer`. An empty message is one empty frame.
     pub(crate) fn add(&mut self, peer: usize, message: &'a [u8]) {
         self.messages.push((peer, message));
     }
 
-    /// Somebody whose message is not fully queued.
+    /// Returns a peer whose message is not fully queued.
     pub(crate) fn next_peer(&self) -> Option<usize> {
         self.messages.first().map(|(peer, _)| *peer)
     }
 
-    /// Fills every lane that has room; tells whether anything moved.
-    pub(crate) fn pump(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
+    /// Fills every link that has room; returns whether anything moved.
+    pub(crate) fn pump(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
         let mut moved = false;
         for (peer, rest) in &mut self.messages {
             while mesh.has_room(step, *peer)? {
@@ -42,7 +44,7 @@ impl<'a> Outgoing<'a> {
                 *rest = later;
                 moved = true;
                 if later.is_empty() {
-                    // Marked as done by having no peer of that number.
+                    // Done: no peer has this number.
                     *peer = usize::MAX;
                     break;
                 }

@@ -1,9 +1,11 @@
-//! The secret that all ranks of a run share: where it comes from, and proof of knowing it without sending it.
+//! The secret that all ranks of a run share: its source, and a proof of knowing it without sending
+//! it.
 //!
-//! Challenge and response: each side draws a nonce and hashes both nonces, its role and what the
-//! connection is for under a key made from the secret. By itself that keeps strangers out, not an attacker on the
-//! path: what follows is neither encrypted nor tied to the proof, unless the connection is sealed (`seal.rs`, under
-//! another key made from the same secret). The file that a secret may lie in is `secret_file.rs`. Called by
+//! Challenge and response: each side draws a nonce and hashes both nonces, its role and the purpose
+//! of the connection under a key derived from the secret. That alone keeps out processes without
+//! the secret, but not an attacker on the path: the traffic that follows is neither encrypted nor
+//! tied to the proof unless the connection is encrypted (`encryption/`, under another key derived
+//! from the same secret). The file that may hold a secret is `secret_file.rs`. Called by
 //! `rendezvous/`.
 
 use std::fmt;
@@ -16,44 +18,45 @@ use crate::error::CommError;
 pub(crate) type Nonce = [u8; 32];
 pub(crate) type Proof = [u8; 32];
 
-/// A shorter secret can be found by trying: a program that records a handshake, or answers one, can
-/// test guesses offline. Hashes are fast, so only a random secret of this many characters holds; 16
+/// A shorter secret can be guessed: a program that records or answers a handshake can test guesses
+/// offline. Hashes are fast, so only a random secret of at least this many characters is safe; 16
 /// hexadecimal digits are 64 bits.
 const SHORTEST: usize = 16;
 
-/// How to come by a secret of one's own, as the end of a message.
-pub(crate) const ADVICE: &str = "set HETSEQ_SECRET to the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16) \
-                                 makes one, give its value to the others";
+/// How to create a secret, as the end of a message.
+pub(crate) const ADVICE: &str = "set HETSEQ_SECRET to the same value on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16) \
+                                 creates one, copy its value to the others";
 
-/// Where a rank has the secret from that lets it join. All ranks of a run must have it from the same kind of place.
+/// The source of the secret that lets a rank join. All ranks of a run must use the same kind.
 #[derive(Clone, Default)]
 pub enum Secret {
-    /// There is none: whoever reaches the port may join. For tests; a run never does this.
+    /// No secret: any process that reaches the port may join. For tests only; runs always have one.
     #[default]
     None,
-    /// As given; the program takes it from `HETSEQ_SECRET`.
+    /// A given secret; the CLI takes it from `HETSEQ_SECRET`.
     Given(String),
-    /// Rank 0 draws one at each start and leaves it in this directory, in a file that only its owner may read; the
-    /// other ranks wait for it there. With a rendezvous in a shared directory it lies there instead.
+    /// Rank 0 draws a secret at each start and writes it to this directory, in a file that only its
+    /// owner may read; the other ranks wait for it there. With a rendezvous in a shared directory,
+    /// the file is there instead.
     InDirectory(PathBuf),
 }
 
 impl Secret {
-    /// Why `given` must not be used as [`Secret::Given`], if so. That it is random cannot be
-    /// checked.
+    /// Returns why `given` must not be used as [`Secret::Given`], if so. Whether it is random
+    /// cannot be checked.
     pub fn weakness(given: &str) -> Option<String> {
         match given.trim().chars().count() {
-            0 => Some("HETSEQ_SECRET is set but empty: give it a value on every rank, or unset it".to_owned()),
+            0 => Some("HETSEQ_SECRET is set but empty: set it to a value on every rank, or unset it".to_owned()),
             count @ 1..SHORTEST => Some(format!(
-                "HETSEQ_SECRET has {count} characters and needs at least {SHORTEST}, at random: a shorter one can be guessed \
-                 from a recorded handshake; {ADVICE}"
+                "HETSEQ_SECRET has {count} characters and needs at least {SHORTEST} random ones: a shorter secret can be \
+                 guessed from a recorded handshake; {ADVICE}"
             )),
             _ => None,
         }
     }
 }
 
-/// Written by hand so that the secret never reaches a log.
+/// Written by hand so that the secret never appears in a log.
 impl fmt::Debug for Secret {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -64,7 +67,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a rank tells about its secret in clear, so that a mismatch of habits is not taken for a wrong secret.
+/// The kind of a rank's secret, sent in clear so that ranks with different kinds are not reported
+/// as a wrong secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SecretKind {
     None,
@@ -72,20 +76,20 @@ pub(crate) enum SecretKind {
     File,
 }
 
-/// What a rank can show at a door.
+/// What a rank can prove when it connects.
 #[derive(Clone)]
 pub(crate) enum Credentials {
     None,
-    Given(Key),
-    /// From a file, or why it is of no use (yet).
-    File(Result<Key, String>),
+    Given(SecretKey),
+    /// From a file, or the reason why the file cannot be used (yet).
+    File(Result<SecretKey, String>),
 }
 
 impl Credentials {
     pub(crate) fn given(secret: &str) -> Result<Credentials, CommError> {
         match Secret::weakness(secret) {
             Some(problem) => Err(CommError::WeakSecret { problem }),
-            None => Ok(Credentials::Given(Key::new(secret))),
+            None => Ok(Credentials::Given(SecretKey::new(secret))),
         }
     }
 
@@ -97,7 +101,7 @@ impl Credentials {
         }
     }
 
-    pub(crate) fn key(&self) -> Option<&Key> {
+    pub(crate) fn key(&self) -> Option<&SecretKey> {
         match self {
             Credentials::Given(key) | Credentials::File(Ok(key)) => Some(key),
             Credentials::None | Credentials::File(Err(_)) => None,
@@ -105,14 +109,15 @@ impl Credentials {
     }
 }
 
-/// Which end of a connection proves. In the hash, so that a proof cannot be sent back to its author.
+/// The side of a connection that proves. It is part of the hash, so that a proof cannot be sent
+/// back to its author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Dialer,
     Answerer,
 }
 
-/// What is proven: everything both sides said in their greetings.
+/// What is proven: everything that both sides said in their auth messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) generation: u64,
@@ -123,7 +128,8 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Every field has a fixed size, so no two claims share their bytes.
+    /// Returns a unique encoding: every field has a fixed size, so no two claims have the same
+    /// bytes.
     pub(crate) fn to_bytes(self) -> [u8; 88] {
         let mut bytes = [0; 88];
         bytes[..8].copy_from_slice(&self.generation.to_le_bytes());
@@ -135,42 +141,42 @@ impl Claim {
     }
 }
 
-/// The keys made from a secret, one for each use; the secret itself is not kept.
+/// The keys derived from a secret, one for each use. The secret itself is not stored.
 #[derive(Clone)]
-pub(crate) struct Key {
-    proving: [u8; 32],
-    sealing: [u8; 32],
+pub(crate) struct SecretKey {
+    auth: [u8; 32],
+    encryption: [u8; 32],
 }
 
-impl Key {
-    pub(crate) fn new(secret: &str) -> Key {
+impl SecretKey {
+    pub(crate) fn new(secret: &str) -> SecretKey {
         let derive = |purpose| blake3::derive_key(purpose, secret.as_bytes());
-        Key { proving: derive("hetseq-comm shared secret v1"), sealing: derive("hetseq-comm encryption v1") }
+        SecretKey { auth: derive("hetseq-comm shared secret v1"), encryption: derive("hetseq-comm encryption v1") }
     }
 
-    /// For `seal.rs`.
-    pub(crate) fn for_sealing(&self) -> [u8; 32] {
-        self.sealing
+    /// Returns the key for `encryption/`.
+    pub(crate) fn for_encryption(&self) -> [u8; 32] {
+        self.encryption
     }
 
     pub(crate) fn prove(&self, role: Role, claim: &Claim) -> Proof {
         *self.hash(role, claim).as_bytes()
     }
 
-    /// In constant time, so that a forger learns nothing from how long it takes.
+    /// Verifies a proof in constant time, so that an attacker learns nothing from the duration.
     pub(crate) fn verify(&self, role: Role, claim: &Claim, proof: &Proof) -> bool {
         self.hash(role, claim) == blake3::Hash::from_bytes(*proof)
     }
 
     fn hash(&self, role: Role, claim: &Claim) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.proving);
+        let mut hasher = blake3::Hasher::new_keyed(&self.auth);
         hasher.update(&[role as u8]);
         hasher.update(&claim.to_bytes());
         hasher.finalize()
     }
 }
 
-/// Fresh bytes from the operating system.
+/// Returns random bytes from the operating system.
 pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -186,8 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_holds_for_its_secret_role_and_claim_only() {
-        let (right, wrong) = (Key::new("right"), Key::new("wrong"));
+    fn a_proof_is_valid_for_its_secret_role_and_claim_only() {
+        let (right, wrong) = (SecretKey::new("right"), SecretKey::new("wrong"));
         let proof = right.prove(Role::Dialer, &claim());
         assert!(right.verify(Role::Dialer, &claim(), &proof));
         assert!(!wrong.verify(Role::Dialer, &claim(), &proof));
@@ -204,16 +210,16 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_can_be_guessed_is_refused() {
-        let refused = |secret| Credentials::given(secret).err().map(|error| error.to_string());
-        assert!(refused(" ").unwrap().contains("empty"));
-        let text = refused("correct-horse-1").unwrap();
+    fn a_secret_that_can_be_guessed_is_rejected() {
+        let rejected = |secret| Credentials::given(secret).err().map(|error| error.to_string());
+        assert!(rejected(" ").unwrap().contains("empty"));
+        let text = rejected("correct-horse-1").unwrap();
         assert!(
             text.contains("15 characters and needs at least 16") && text.contains("openssl rand -hex 16"),
             "{text}"
         );
         assert!(!text.contains("horse"), "{text}");
-        assert_eq!(refused("0f1e2d3c4b5a6978"), None);
+        assert_eq!(rejected("0f1e2d3c4b5a6978"), None);
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! Who owns which part of a flat vector: contiguous ranges in rank order that cover it exactly.
+//! The partition of a flat vector among ranks: contiguous ranges in rank order that cover it
+//! exactly.
 //!
-//! Pure arithmetic, no communication. The trainer builds one per layout; [`crate::Group::reduce_scatter`] and
-//! [`crate::Group::all_gather`] ship along its borders, so every rank must build it from the same numbers.
+//! Pure arithmetic, no communication. The trainer builds one per layout. Collectives exchange data
+//! along its borders, so every rank must build it from the same numbers.
 
 use std::ops::Range;
 
-/// Contiguous owner ranges covering `0..len`; an owner may own nothing.
+/// One contiguous range of `0..len` per rank; a range may be empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shards {
     /// `world + 1` ascending borders: rank r owns `borders[r]..borders[r + 1]`.
@@ -13,16 +14,17 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Parts whose sizes differ by at most one. A world of 0 counts as 1, because somebody must own the data.
+    /// Ranges whose sizes differ by at most one. A world of 0 counts as 1, because the data needs
+    /// an owner.
     pub fn even(len: usize, world: usize) -> Shards {
         let world = world.max(1);
-        // In 128 bits, so that the product cannot overflow whatever the length.
+        // In 128 bits, so that the product cannot overflow for any length.
         let border = |rank: usize| (len as u128 * rank as u128 / world as u128) as usize;
         Shards { borders: (0..=world).map(border).collect() }
     }
 
-    /// Parts proportional to the weights, within one element of the exact share. A weight that is zero, negative or not
-    /// a number owns nothing; if none is positive, the split is even.
+    /// Ranges proportional to the weights, within one element of the exact share. A weight that is
+    /// zero, negative or not finite owns nothing; if none is positive, the split is even.
     pub fn weighted(len: usize, weights: &[f64]) -> Shards {
         let largest = weights.iter().copied().filter(|w| w.is_finite()).fold(0.0, f64::max);
         if largest <= 0.0 || weights.iter().all(|weight| *weight == largest) {
@@ -36,15 +38,16 @@ impl Shards {
         let mut before = 0.0;
         for weight in weights {
             before += usable(*weight);
-            // `before` reaches `total` exactly at the last positive weight: the same additions in the same order. The
-            // clamp guards the border against rounding of lengths that f64 cannot hold.
+            // `before` reaches `total` exactly at the last positive weight: the same additions in
+            // the same order. The clamp guards the border against rounding of lengths that f64
+            // cannot hold.
             let border = if before >= total { len } else { ((len as f64) * (before / total)).round() as usize };
             borders.push(border.clamp(borders[borders.len() - 1], len));
         }
         Shards { borders }
     }
 
-    /// The range that `rank` owns; empty for a rank outside of the world.
+    /// Returns the range that `rank` owns; empty for a rank outside of the world.
     pub fn of(&self, rank: usize) -> Range<usize> {
         match (self.borders.get(rank), rank.checked_add(1).and_then(|next| self.borders.get(next))) {
             (Some(&start), Some(&end)) => start..end,
@@ -52,17 +55,17 @@ impl Shards {
         }
     }
 
-    /// How many elements are covered.
+    /// Returns the number of elements covered.
     pub fn len(&self) -> usize {
         self.borders.last().copied().unwrap_or(0)
     }
 
-    /// Whether there is nothing to own.
+    /// Returns whether it covers no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many owners there are.
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.borders.len() - 1
     }
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weightless_owner_owns_nothing() {
+    fn a_rank_without_weight_owns_nothing() {
         let shards = Shards::weighted(100, &[1.0, 0.0, 3.0, f64::NAN, -2.0]);
         assert_eq!((0..5).map(|r| shards.of(r)).collect::<Vec<_>>(), vec![0..25, 25..25, 25..100, 100..100, 100..100]);
     }
@@ -127,7 +130,7 @@ mod tests {
         }
 
         #[test]
-        fn weighted_survives_any_number(len in any::<usize>(), weights in prop::collection::vec(any::<f64>(), 0..20)) {
+        fn weighted_accepts_any_number(len in any::<usize>(), weights in prop::collection::vec(any::<f64>(), 0..20)) {
             assert_covers(&Shards::weighted(len, &weights), len, weights.len().max(1));
         }
     }

@@ -1,26 +1,28 @@
-//! What ends a sleep on sockets from another thread: a pipe that is watched with them.
+//! A wake-up for a thread that sleeps on sockets: a pipe that is polled with them.
 //!
-//! Raised before the sleeper lies down, it ends its sleep at once; raised a thousand times, the pipe holds one byte. The
-//! rank's thread has one that anybody may raise through a [`Waker`], `heart.rs` has one of its own. Lanes have the bell.
+//! If it is raised before the sleep, the sleep ends at once. Raised a thousand times, the pipe
+//! holds one byte. The thread of a rank has one that any thread may raise through a [`Waker`];
+//! `heartbeat.rs` has its own. The local transport uses [`Notify`] instead.
 
 use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::CommError;
-use crate::lane::Bell;
+use crate::local_channel::Notify;
 
+/// A pipe that holds at most one byte.
 pub(crate) struct Signal {
     reader: PipeReader,
     writer: PipeWriter,
-    /// Whether the byte is in the pipe, or about to be.
+    /// Whether the byte is in the pipe, or about to be written.
     is_raised: AtomicBool,
 }
 
 impl Signal {
     pub(crate) fn new() -> Result<Arc<Signal>, CommError> {
         let (reader, writer) =
-            std::io::pipe().map_err(|reason| CommError::System { what: "make a pipe to wake a thread", reason })?;
+            std::io::pipe().map_err(|reason| CommError::System { what: "create a pipe to wake a thread", reason })?;
         Ok(Arc::new(Signal { reader, writer, is_raised: AtomicBool::new(false) }))
     }
 
@@ -28,47 +30,52 @@ impl Signal {
         if self.is_raised.swap(true, Ordering::AcqRel) {
             return;
         }
-        // It cannot fail while the reader, which is here, is open; an interruption can come at any time.
+        // It cannot fail while the reader, owned by this struct, is open; but it may be
+        // interrupted.
         while matches!((&self.writer).write(&[1]), Err(error) if error.kind() == ErrorKind::Interrupted) {}
     }
 
-    /// What to watch for being readable; then [`Signal::lower`] it, then look what has changed.
+    /// Returns the end to poll for reading. When it is readable, call [`Signal::clear`], then check
+    /// what has changed.
     pub(crate) fn pipe(&self) -> &PipeReader {
         &self.reader
     }
 
-    /// Only for the one who watches, once the pipe can be read. The byte goes first: one who raises in between leaves no
-    /// byte, but what it has to tell is there already, and is seen by the look that follows.
-    pub(crate) fn lower(&self) {
+    /// Resets the signal; only for the thread that polls, when the pipe is readable. The byte is
+    /// read before the flag is cleared: a thread that raises in between writes no byte, but its
+    /// change is already visible to the check that follows.
+    pub(crate) fn clear(&self) {
         while matches!((&self.reader).read(&mut [0]), Err(error) if error.kind() == ErrorKind::Interrupted) {}
         self.is_raised.swap(false, Ordering::AcqRel);
     }
 }
 
-/// Makes a rank's thread that sleeps in a collective look again whether its contribution is there: see
-/// [`crate::Group::all_reduce_late`]. From any thread, at any time, also when nobody sleeps; never blocks.
+/// Wakes a rank's thread that sleeps in a collective, to check whether its contribution is ready:
+/// see [`crate::Group::all_reduce_late`]. May be used from any thread at any time, even if no
+/// thread sleeps; never blocks.
 #[derive(Clone)]
-pub struct Waker(Alarm);
+pub struct Waker(WakeTarget);
 
 #[derive(Clone)]
-enum Alarm {
-    Bell(Arc<Bell>),
+enum WakeTarget {
+    Notify(Arc<Notify>),
     Signal(Arc<Signal>),
 }
 
 impl Waker {
-    pub(crate) fn of_lanes(bell: &Arc<Bell>) -> Waker {
-        Waker(Alarm::Bell(bell.clone()))
+    pub(crate) fn of_local(notify: &Arc<Notify>) -> Waker {
+        Waker(WakeTarget::Notify(notify.clone()))
     }
 
     pub(crate) fn of_sockets(signal: &Arc<Signal>) -> Waker {
-        Waker(Alarm::Signal(signal.clone()))
+        Waker(WakeTarget::Signal(signal.clone()))
     }
 
+    /// Wakes the thread, or ends its next sleep at once.
     pub fn wake(&self) {
         match &self.0 {
-            Alarm::Bell(bell) => bell.ring(),
-            Alarm::Signal(signal) => signal.raise(),
+            WakeTarget::Notify(notify) => notify.notify(),
+            WakeTarget::Signal(signal) => signal.raise(),
         }
     }
 }
@@ -86,7 +93,7 @@ mod tests {
     use super::*;
     use crate::tcp::await_traffic;
 
-    /// How long a sleep of at most `limit` takes.
+    /// Returns how long a sleep of at most `limit` takes.
     fn sleep(signal: &Signal, limit: Duration) -> Duration {
         let start = Instant::now();
         await_traffic(&[], Some(signal), start, limit);
@@ -94,10 +101,10 @@ mod tests {
     }
 
     #[test]
-    fn however_often_it_is_raised_it_ends_one_sleep() {
+    fn many_raises_end_one_sleep() {
         let signal = Signal::new().unwrap();
         for _ in 0..3 {
-            // More often than a pipe has bytes.
+            // More often than a pipe can hold bytes.
             (0..100_000).for_each(|_| signal.raise());
             assert!(sleep(&signal, Duration::from_secs(1)) < Duration::from_millis(500));
             assert!(sleep(&signal, Duration::from_millis(50)) >= Duration::from_millis(50));
@@ -105,25 +112,25 @@ mod tests {
     }
 
     #[test]
-    fn none_is_lost() {
+    fn no_raise_is_lost() {
         let signal = Signal::new().unwrap();
-        let told = AtomicBool::new(false);
+        let is_set = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..2_000 {
-                    told.store(true, Ordering::Release);
+                    is_set.store(true, Ordering::Release);
                     signal.raise();
                     let start = Instant::now();
-                    while told.load(Ordering::Acquire) {
+                    while is_set.load(Ordering::Acquire) {
                         assert!(start.elapsed() < Duration::from_millis(800), "the sleeper was not woken");
                         std::thread::yield_now();
                     }
                 }
             });
-            let mut heard = 0;
-            while heard < 2_000 {
-                if told.swap(false, Ordering::AcqRel) {
-                    heard += 1;
+            let mut seen = 0;
+            while seen < 2_000 {
+                if is_set.swap(false, Ordering::AcqRel) {
+                    seen += 1;
                 } else {
                     sleep(&signal, Duration::from_secs(1));
                 }

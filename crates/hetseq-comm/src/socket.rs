@@ -1,6 +1,6 @@
-//! Listening and dialling: which address, which interface, which port.
+//! Sockets: listening and connecting, the choice of address, interface and port, and TCP options.
 //!
-//! Thin over `socket2`; no protocol. Called by `rendezvous/`.
+//! Thin over `socket2`; no protocol. Called by `rendezvous/` and `tcp/`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -11,10 +11,10 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use crate::error::CommError;
 use crate::options::Options;
 
-/// Enough for every rank of a large run to arrive in the same instant.
+/// Enough for every rank of a large run to connect at the same instant.
 const BACKLOG: i32 = 1024;
 
-/// The address to bind to, if the options name an interface or address.
+/// Returns the address to bind to, if the options name an interface or address.
 pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> {
     let Some(wanted) = options.interface.as_deref() else { return Ok(None) };
     let bare = wanted.trim_start_matches('[').trim_end_matches(']');
@@ -24,8 +24,9 @@ pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> 
     let source = |source| CommError::System { what: "list its network interfaces", reason: source };
     let interfaces = if_addrs::get_if_addrs().map_err(source)?;
     let named = interfaces.iter().filter(|interface| interface.name == wanted);
-    // An interface may have several addresses. IPv4 first, as the one that most clusters route; a
-    // link-local one last, as it needs a scope that means nothing on another machine.
+    // An interface may have several addresses. IPv4 comes first, since most clusters route it.
+    // Link-local addresses come last, since they need a scope that means nothing on another
+    // machine.
     let best = named.map(|interface| interface.ip()).min_by_key(|ip| match ip {
         IpAddr::V4(ip) => u8::from(ip.is_link_local()) * 2,
         IpAddr::V6(ip) => 1 + u8::from(ip.is_unicast_link_local()) * 2,
@@ -37,15 +38,17 @@ pub(crate) fn chosen_ip(options: &Options) -> Result<Option<IpAddr>, CommError> 
     best.map(Some).ok_or_else(|| CommError::NoInterface { wanted: wanted.to_owned(), available: available() })
 }
 
-/// Where others may reach a listener of ours, the likeliest first: the chosen address, else those of all interfaces.
+/// Returns the addresses at which others may reach our listener, the most likely first: the chosen
+/// address, else those of all interfaces.
 pub(crate) fn own_addresses(chosen: Option<IpAddr>, port: u16) -> Result<Vec<SocketAddr>, CommError> {
     if let Some(ip) = chosen.filter(|ip| !ip.is_unspecified()) {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
     let source = |source| CommError::System { what: "list its network interfaces", reason: source };
     let mut ips: Vec<IpAddr> = if_addrs::get_if_addrs().map_err(source)?.iter().map(if_addrs::Interface::ip).collect();
-    // A link-local address needs a scope that means nothing on another machine. Loopback is for ranks on this one; on
-    // another it leads to somebody who does not know the meeting.
+    // A link-local address needs a scope that means nothing on another machine. Loopback is for
+    // ranks on this machine; on another machine it leads to a process that does not know this
+    // rendezvous.
     ips.retain(|ip| match ip {
         IpAddr::V4(ip) => !ip.is_link_local(),
         IpAddr::V6(ip) => !ip.is_unicast_link_local(),
@@ -55,7 +58,7 @@ pub(crate) fn own_addresses(chosen: Option<IpAddr>, port: u16) -> Result<Vec<Soc
     Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
 }
 
-/// Rank 0's listener on the rendezvous port.
+/// Opens rank 0's listener on the rendezvous port.
 pub(crate) fn listen_at(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, CommError> {
     listen(ip, port).map_err(|(address, source)| match source.kind() {
         std::io::ErrorKind::AddrInUse => CommError::AddressInUse { address: address.to_string() },
@@ -63,7 +66,7 @@ pub(crate) fn listen_at(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, Co
     })
 }
 
-/// The listener for connections between ranks, on any allowed port.
+/// Opens the listener for connections between ranks, on any allowed port.
 pub(crate) fn listen_anywhere(ip: Option<IpAddr>, options: &Options) -> Result<TcpListener, CommError> {
     let ports = options.ports.clone().unwrap_or(0..=0);
     let (first, last) = (*ports.start(), *ports.end());
@@ -79,7 +82,8 @@ pub(crate) fn listen_anywhere(ip: Option<IpAddr>, options: &Options) -> Result<T
     Err(CommError::NoFreePort { first, last })
 }
 
-/// Without an address: all of them, IPv6 and IPv4 through one socket where the system can.
+/// Without an address it listens on all of them: IPv6 and IPv4 through one socket where the system
+/// can.
 fn listen(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, (SocketAddr, std::io::Error)> {
     let any6 = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
     let any4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
@@ -87,7 +91,8 @@ fn listen(ip: Option<IpAddr>, port: u16) -> Result<TcpListener, (SocketAddr, std
     match ip {
         Some(ip) => on(SocketAddr::new(ip, port)),
         None => on(any6).or_else(|(address, source)| match source.kind() {
-            // A taken port is taken: retrying with IPv4 could split the ranks over two programs.
+            // Do not retry with IPv4 if the port is taken: that could split the ranks over two
+            // programs.
             std::io::ErrorKind::AddrInUse | std::io::ErrorKind::PermissionDenied => Err((address, source)),
             _ => on(any4),
         }),
@@ -99,8 +104,8 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     if address.is_ipv6() && address.ip().is_unspecified() {
         socket.set_only_v6(false)?;
     }
-    // On Unix this only lets a restarted run have the port although old connections linger; elsewhere
-    // it would let two programs share the port.
+    // On Unix this lets a restarted run reuse the port while old connections linger; elsewhere it
+    // would let two programs share the port.
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
@@ -108,9 +113,10 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Ends the `accept` that another thread waits in.
-pub(crate) fn wake(listener: &TcpListener) {
-    // Linux lets go of a listener that is shut down; other systems refuse that, and a connection does it.
+/// Ends a blocking `accept` of another thread.
+pub(crate) fn interrupt_accept(listener: &TcpListener) {
+    // On Linux, shutting down the listener ends `accept`. Other systems reject that, but there a
+    // connection ends it.
     if SockRef::from(listener).shutdown(std::net::Shutdown::Both).is_ok() {
         return;
     }
@@ -120,21 +126,23 @@ pub(crate) fn wake(listener: &TcpListener) {
             IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
             _ => {}
         }
-        // If nobody can connect, nobody else will either, and the thread stays until the process ends.
+        // If this cannot connect, no other process can either, and the thread stays until the
+        // process ends.
         _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
     }
 }
 
-/// Connects from the chosen interface, if any, within `limit`.
+/// Connects within `limit`, from the chosen interface if there is one.
 pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std::io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
     if let Some(ip) = from.filter(|ip| ip.is_ipv4() == to.is_ipv4()) {
         socket.bind(&SocketAddr::new(ip, 0).into())?;
     }
-    // Zero is not a valid limit.
+    // Zero is not a valid timeout.
     socket.connect_timeout(&to.into(), limit.max(Duration::from_millis(1)))?;
     let stream = TcpStream::from(socket);
-    // Dialling a free local port can meet itself, when the system picks that very port as the source.
+    // Connecting to a free local port can connect to itself, if the system picks that same port as
+    // the source.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(std::io::ErrorKind::ConnectionRefused.into());
     }
@@ -142,29 +150,29 @@ pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std
     Ok(stream)
 }
 
-/// How long a waiting connection may be silent before the system asks whether the other end is still there, and how often
-/// it asks. On Linux the ninth question without an answer is enough.
+/// Keepalive settings of a waiting connection: silence before the first probe, and the interval
+/// between probes. On Linux nine probes without an answer end the connection.
 const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(1));
 
-/// Lets the system find out by itself, within a quarter of a minute or so, whether the machine at the other end is gone: for
-/// connections over which nobody speaks for long. `false` for those that have heartbeats and a limit of their own.
-pub(crate) fn watch(stream: &TcpStream, watched: bool) -> std::io::Result<()> {
+/// Sets TCP keepalive. With `true` the system detects within about 15 seconds that the machine at
+/// the other end is gone; for connections that stay silent for long. `false` is for connections
+/// with heartbeats and their own limit.
+pub(crate) fn set_keepalive(stream: &TcpStream, enabled: bool) -> std::io::Result<()> {
     let socket = SockRef::from(stream);
-    if watched { socket.set_tcp_keepalive(&KEEPALIVE) } else { socket.set_keepalive(false) }
+    if enabled { socket.set_tcp_keepalive(&KEEPALIVE) } else { socket.set_keepalive(false) }
 }
 
-/// How long TCP may wait before it repeats a lost packet, if nothing else is asked for: two minutes
-/// on Linux.
+/// The longest pause before TCP repeats a lost packet by default: two minutes on Linux.
 const LONGEST_RETRY: Duration = Duration::from_secs(120);
-/// The shortest bound that Linux takes.
+/// The shortest bound that Linux accepts.
 const BOUNDED_RETRY: Duration = Duration::from_secs(1);
-/// `TCP_USER_TIMEOUT` and `TCP_RTO_MAX_MS` of Linux; the latter is known to 6.15 and later.
+/// `TCP_USER_TIMEOUT` and `TCP_RTO_MAX_MS` of Linux; the latter exists since 6.15.
 const USER_TIMEOUT: libc::c_int = 18;
 const RTO_MAX: libc::c_int = 44;
 
-/// The longest pause before a lost packet is repeated on connections that [`outlast`] was called
-/// for.
+/// Returns the longest pause before a lost packet is repeated on connections with
+/// [`set_user_timeout`].
 pub(crate) fn longest_retry() -> Duration {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
     let socket = socket.or_else(|_| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)));
@@ -174,24 +182,24 @@ pub(crate) fn longest_retry() -> Duration {
     }
 }
 
-/// Keeps the system from giving a connection up before `limit`, and has it find out soon that a
-/// network is back: for connections that have heartbeats. `limit` must also cover a peer that is
-/// alive but does not read, because the system ends a connection that could not send for that long.
-/// What the system cannot do, it leaves as it is.
-pub(crate) fn outlast(stream: &TcpStream, limit: Duration) {
-    // With bounded pauses alone, the system would count repetitions and give up after 15 seconds.
+/// Keeps the system from giving up a connection before `limit`, and lets it detect soon that a
+/// network is back; for connections with heartbeats. `limit` must also cover a peer that is alive
+/// but does not read, because the system ends a connection that could not send for that long.
+/// Options that the system does not support are left unchanged.
+pub(crate) fn set_user_timeout(stream: &TcpStream, limit: Duration) {
+    // With bounded pauses alone, the system would count retries and give up after 15 seconds.
     if set_millis(stream, USER_TIMEOUT, limit).is_ok() {
         _ = set_millis(stream, RTO_MAX, BOUNDED_RETRY);
     }
 }
 
-/// Sets an option of TCP that is a number of milliseconds.
+/// Sets a TCP option that is a number of milliseconds.
 #[cfg(target_os = "linux")]
-#[expect(unsafe_code, reason = "no crate has a safe call for RTO_MAX")]
+#[expect(unsafe_code, reason = "no crate offers a safe call for RTO_MAX")]
 fn set_millis(socket: &impl AsRawFd, option: libc::c_int, limit: Duration) -> std::io::Result<()> {
     let millis = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);
     let (value, size) = ((&raw const millis).cast(), size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the socket is open, and the system reads one number that lives until after the call.
+    // SAFETY: the socket is open, and the system reads one number that outlives the call.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, value, size) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
@@ -226,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_accepts_is_woken() {
+    fn a_blocking_accept_is_interrupted() {
         let listener = listen_at(None, 0).unwrap();
         std::thread::scope(|scope| {
             let accepting = scope.spawn(|| listener.accept().is_err());
             std::thread::sleep(Duration::from_millis(50));
-            wake(&listener);
-            // Whether with an error or with a connection depends on the system.
+            interrupt_accept(&listener);
+            // Whether it returns an error or a connection depends on the system.
             let _ = accepting.join().unwrap();
         });
     }

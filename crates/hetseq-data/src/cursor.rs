@@ -1,7 +1,7 @@
-//! The cursor: where a run stands in its data, and all that resuming needs to know of it.
+//! The cursor: a run's position in its data, and all the data state that resuming needs.
 //!
-//! It holds no order and no randomness: the plan of an epoch is computed again from the seed. The trainer advances it
-//! once per finished update, and checkpoints store it.
+//! It holds no sample order and no random state: the plan of an epoch is recomputed from the seed.
+//! The trainer advances it once per finished update, and checkpoints store it.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,10 +18,10 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// An update of `samples` samples is finished, in an epoch of `updates_in_epoch`.
+    /// Advances past an update of `samples` samples, in an epoch of `updates_in_epoch` updates.
     ///
-    /// A position at or past the end rolls over, so that a checkpoint made with another global batch, whose position
-    /// this epoch does not have, goes on with the next epoch instead of standing still.
+    /// A position at or past the end rolls over to the next epoch. A checkpoint made with another
+    /// global batch may have a position that this epoch does not have; it must not get stuck there.
     pub fn advance(&mut self, samples: u64, updates_in_epoch: usize) {
         self.updates = self.updates.saturating_add(1);
         self.samples = self.samples.saturating_add(samples);
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_update_of_an_epoch_leads_to_the_first_of_the_next() {
+    fn the_last_update_of_an_epoch_is_followed_by_the_first_of_the_next() {
         let mut cursor = Cursor::default();
         for samples in [32, 32, 5] {
             cursor.advance(samples, 3);
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_that_the_epoch_does_not_have_rolls_over() {
+    fn a_position_past_the_end_of_the_epoch_rolls_over() {
         let mut cursor = Cursor { epoch: 2, update_in_epoch: u64::MAX, updates: 9, samples: u64::MAX };
         cursor.advance(1, 3);
         assert_eq!(cursor, Cursor { epoch: 3, update_in_epoch: 0, updates: 10, samples: u64::MAX });

@@ -1,22 +1,23 @@
 //! From files to updates: sources, the batch plan and the cursor.
 //!
-//! The modules follow the data. A [`source`] holds samples; a [`plan`] says which of them form update `k`; [`augment`]
-//! varies a sample on its way to the device; a [`cursor`] is all that resuming needs. Which device computes which of an
-//! update's samples is the business of `hetseq-balance`.
+//! The modules follow the data. A [`source`] holds samples. A [`plan`] decides which samples form
+//! update `k`. [`augment`] transforms a sample on its way to the device. A [`cursor`] is all that
+//! resuming needs. `hetseq-balance` decides which device computes which samples of an update.
 //!
-//! Text takes a longer way: [`prep`] reads it, [`tokenize`] makes tokens of it, [`source`] keeps them in shards, and
-//! [`pretrain`] makes samples of those, which [`mask`] hides parts of, or [`translate`] pairs.
+//! Text takes more steps: [`prep`] reads it, [`tokenize`] turns it into tokens, [`source`] stores
+//! the tokens in shards, and [`pretrain`] or [`translate`] makes samples from the shards. [`mask`]
+//! masks tokens for pre-training.
 //!
-//! Nothing here knows what a tensor, a network or a peer is. `plan` does no I/O, reads no clock and draws no unkeyed
-//! random number: every rank calls it with the same arguments and gets the same bits, so that the ranks never have to
-//! tell each other which samples come next.
+//! Nothing here depends on tensors, networks or peers. `plan` does no I/O, reads no clock and uses
+//! only keyed random numbers. Every rank calls it with the same arguments and gets the same bits,
+//! so ranks never have to send each other the next samples.
 //!
 //! ```
-//! use hetseq_data::{Costs, EpochPlan, GlobalBatch, PlanSpec};
+//! use hetseq_data::{EpochPlan, GlobalBatch, PlanSpec, SampleLengths};
 //!
-//! let costs = Costs::PerSample(vec![12, 80, 31, 64, 7, 90, 55, 40]);
+//! let lengths = SampleLengths::PerSample(vec![12, 80, 31, 64, 7, 90, 55, 40]);
 //! let spec = PlanSpec { seed: 1, batch: GlobalBatch::Sequences(4), curriculum_epochs: 0, shuffle: true };
-//! let plan = EpochPlan::new(&costs, &spec, 0);
+//! let plan = EpochPlan::new(&lengths, &spec, 0);
 //!
 //! let mut seen = Vec::new();
 //! for k in 0..plan.updates() {
@@ -38,15 +39,15 @@ pub mod tokenize;
 pub mod translate;
 
 pub use augment::Augment;
-pub use augment::resample::{Normal, resample};
+pub use augment::resample::{Normalize, resample};
 pub use augment::view::{Crop, View};
 pub use cursor::Cursor;
 pub use error::DataError;
 pub use mask::Masking;
-pub use plan::{Costs, EpochPlan, GlobalBatch, Padding, PlanSpec, Update};
+pub use plan::{EpochPlan, GlobalBatch, Padding, PlanSpec, SampleLengths, Update};
 pub use pretrain::{PretrainBatch, PretrainConfig, PretrainData};
-pub use source::checksum::{Sealed, Status, Verification};
+pub use source::checksum::{ChecksummedFile, Status, Verification};
 pub use source::corpus::CorpusSplit;
-pub use source::picture::Picture;
+pub use source::decoded_image::DecodedImage;
 pub use source::{Images, LabelledImages};
-pub use translate::{ParallelData, Special, TranslateBatch, TranslateTokenizer};
+pub use translate::{ParallelData, SubwordSpecialTokens, TranslateBatch, TranslateTokenizer};

@@ -1,26 +1,31 @@
-//! Which tokens a sample hides from the network, and what is put in their place.
+//! Masking for masked language modelling: which tokens of a sample to predict, and what the model
+//! sees in their place.
 //!
-//! A pure function of (ids, key, settings): the key is that of (seed, epoch, sample), so a sample has the same mask on
-//! whatever machine it lands, and another one in the next epoch. Called while a sample is put together
-//! ([`pretrain`](crate::pretrain)); masks that came with the data do not pass here.
+//! A pure function of (ids, key, settings). The key is derived from (seed, epoch, sample), so a
+//! sample has the same mask on every machine and another one in the next epoch. Called when
+//! [`pretrain`](crate::pretrain) builds a sample. Masks stored with the data do not go through this
+//! module.
 //!
-//! As in BERT: 15 % of the tokens are chosen; of these 80 % become `[MASK]`, 10 % another token, and 10 % stay. Special
-//! tokens are never chosen and never put in, and `[UNK]` is one of them: there is nothing to learn from guessing it.
+//! As in BERT: 15 % of the tokens are chosen. Of these, 80 % become `[MASK]`, 10 % become another
+//! token, and 10 % stay. Special tokens are never chosen and never used as replacements. `[UNK]`
+//! counts as special: predicting it teaches nothing.
 
 use hetseq_random::Key;
 use serde::{Deserialize, Serialize};
 
 use crate::tokenize::Vocabulary;
 
-/// How to choose.
+/// Masking settings.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Masking {
-    /// The part of a sample's tokens that is chosen; at least one token, or one whole word, is.
+    /// The fraction of a sample's tokens to choose; at least one token, or one whole word, is
+    /// chosen.
     pub probability: f64,
-    /// The most tokens that are chosen of one sample.
+    /// The largest number of tokens to choose in one sample.
     pub max_predictions: Option<u32>,
-    /// Choose whole words, not single pieces of them. Only where every word has more pieces than `max_predictions`, none is.
+    /// Choose whole words instead of single word pieces. If every word has more pieces than
+    /// `max_predictions`, no word is chosen.
     pub whole_word: bool,
 }
 
@@ -31,35 +36,35 @@ impl Default for Masking {
 }
 
 impl Masking {
-    /// How many of `tokens` to choose. A fraction of a token is one more token with that probability, so that over many
-    /// samples the part that is chosen is the one asked for.
+    /// The number of tokens to choose out of `tokens`. The fractional part is rounded up with that
+    /// probability, so that the fraction is exact on average over many samples.
     fn budget(&self, tokens: usize, key: Key) -> usize {
         let wanted = (self.probability.clamp(0.0, 1.0) * tokens as f64 + f64::from(key.unit(0))) as usize;
-        wanted.max(1).min(self.most()).min(tokens)
+        wanted.max(1).min(self.limit()).min(tokens)
     }
 
-    fn most(&self) -> usize {
-        self.max_predictions.map_or(usize::MAX, |most| most as usize)
+    fn limit(&self) -> usize {
+        self.max_predictions.map_or(usize::MAX, |limit| limit as usize)
     }
 }
 
-/// A masked token: where it is, and what was there.
+/// A masked token: its position and its original id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Masked {
     pub position: u32,
     pub id: u32,
 }
 
-/// Masks `ids` in place. `masked` is overwritten with what was chosen, in the order of positions.
+/// Masks `ids` in place. `masked` is overwritten with the chosen tokens, in order of position.
 pub fn mask(ids: &mut [u32], key: Key, masking: &Masking, vocabulary: &Vocabulary, masked: &mut Vec<Masked>) {
     masked.clear();
-    // First every candidate, then of those what is chosen.
+    // First all candidates; then reduced to the chosen ones.
     let candidate = |(position, &id): (usize, &u32)| Masked { position: position as u32, id };
     masked.extend(ids.iter().enumerate().filter(|&(_, &id)| !vocabulary.is_special(id)).map(candidate));
     let budget = masking.budget(masked.len(), key.name("budget"));
     let choice = key.name("choice");
     if masking.whole_word {
-        choose_words(masked, budget, masking.most(), choice, vocabulary);
+        choose_words(masked, budget, masking.limit(), choice, vocabulary);
     } else {
         choose_tokens(masked, budget, choice);
     }
@@ -79,7 +84,7 @@ pub fn mask(ids: &mut [u32], key: Key, masking: &Masking, vocabulary: &Vocabular
     }
 }
 
-/// The first `budget` of a shuffle.
+/// Keeps the first `budget` candidates of a partial shuffle.
 fn choose_tokens(candidates: &mut Vec<Masked>, budget: usize, key: Key) {
     let count = candidates.len();
     for at in 0..budget.min(count) {
@@ -88,9 +93,10 @@ fn choose_tokens(candidates: &mut Vec<Masked>, budget: usize, key: Key) {
     candidates.truncate(budget);
 }
 
-/// Whole words in the order of a shuffle, leaving out those that no longer fit. If the budget is too small for any of them,
-/// the first one that `most` allows: a sample without a masked token teaches nothing.
-fn choose_words(candidates: &mut Vec<Masked>, budget: usize, most: usize, key: Key, vocabulary: &Vocabulary) {
+/// Keeps whole words in shuffled order, skipping words that exceed the remaining budget. If the
+/// budget is too small for any word, keeps the first one within `limit`: a sample without a masked
+/// token teaches nothing.
+fn choose_words(candidates: &mut Vec<Masked>, budget: usize, limit: usize, key: Key, vocabulary: &Vocabulary) {
     let mut words: Vec<std::ops::Range<usize>> = Vec::with_capacity(candidates.len());
     for (at, token) in candidates.iter().enumerate() {
         let follows = at > 0 && candidates[at - 1].position + 1 == token.position;
@@ -107,7 +113,7 @@ fn choose_words(candidates: &mut Vec<Masked>, budget: usize, most: usize, key: K
         }
     }
     if chosen.is_empty()
-        && let Some(word) = words.into_iter().find(|word| word.len() <= most)
+        && let Some(word) = words.into_iter().find(|word| word.len() <= limit)
     {
         chosen.extend_from_slice(&candidates[word]);
     }
@@ -119,13 +125,13 @@ mod tests {
     use super::*;
     use crate::tokenize::SpecialTokens;
 
-    /// 1,000 ids; the special tokens first, and every third of the others continues a word.
+    /// 1,000 ids: the special tokens first; every third of the others continues a word.
     fn vocabulary() -> Vocabulary {
         let special = SpecialTokens { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 };
         Vocabulary::new(1000, special, [], (5..1000).filter(|id| id % 3 == 0))
     }
 
-    /// Like a sample: [CLS] 60 tokens [SEP] 60 tokens [SEP], with an unknown one among them.
+    /// A typical sample: [CLS] 60 tokens [SEP] 60 tokens [SEP], with one unknown token.
     fn sample(seed: u64) -> Vec<u32> {
         let token = |i: u64| 5 + Key::root(seed).below(i, 995) as u32;
         let mut ids = vec![2];
@@ -137,7 +143,7 @@ mod tests {
         ids
     }
 
-    /// In tokens.
+    /// The length of the longest word, in tokens.
     fn longest_word(ids: &[u32]) -> usize {
         let vocabulary = vocabulary();
         ids.chunk_by(|_, &next| vocabulary.continues_word(next)).map(<[u32]>::len).max().unwrap_or(0)
@@ -150,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_asked_for_over_a_hundred_thousand_tokens() {
+    fn fractions_match_the_settings_over_a_hundred_thousand_tokens() {
         for masking in [Masking::default(), Masking { whole_word: true, ..Masking::default() }] {
             let (mut tokens, mut chosen, mut hidden, mut kept) = (0.0, 0.0, 0.0, 0.0);
             for seed in 0..900 {
@@ -167,25 +173,27 @@ mod tests {
                 }
             }
             assert!(tokens > 100_000.0);
-            // Of n independent draws with probability p, the share is within 5 sqrt(p (1 - p) / n) of p but once in two
-            // million; choosing without replacement and rounding by chance only make it narrower.
+            // The share of n independent draws with probability p is farther than
+            // 5 sqrt(p (1 - p) / n) from p only once in two million. Choosing without replacement
+            // and random rounding only make it narrower.
             let near = |share: f64, p: f64, n: f64| (share - p).abs() < 5.0 * (p * (1.0 - p) / n).sqrt();
             let share = chosen / tokens;
             if masking.whole_word {
-                // A word that no longer fits is left out: of each sample less than its longest word is missing.
+                // Words that no longer fit are skipped: each sample lacks less than its longest
+                // word.
                 let longest = (0..900).map(|seed| longest_word(&sample(seed)) as f64).sum::<f64>();
                 assert!(share < 0.15 && chosen > 0.15 * tokens - longest, "{masking:?}: chosen {share}");
             } else {
                 assert!(near(share, 0.15, tokens), "{masking:?}: chosen {share}");
             }
             assert!(near(hidden / chosen, 0.8, chosen), "{masking:?}: hidden {}", hidden / chosen);
-            // One in 995 of the replaced ones is replaced by itself.
+            // One in 995 of the replaced tokens is replaced by itself.
             assert!(near(kept / chosen, 0.1001, chosen), "{masking:?}: kept {}", kept / chosen);
         }
     }
 
     #[test]
-    fn every_place_is_chosen_equally_often() {
+    fn every_position_is_chosen_equally_often() {
         let mut counts = [0u32; 123];
         let original = sample(1);
         for i in 0..20_000 {
@@ -196,7 +204,7 @@ mod tests {
         }
         for (position, &count) in counts.iter().enumerate() {
             let expected = if original[position] > 4 { 3000.0 } else { 0.0 };
-            // Five deviations of sqrt(20,000 * 0.15 * 0.85) = 50.5.
+            // Five standard deviations of sqrt(20,000 * 0.15 * 0.85) = 50.5.
             assert!((f64::from(count) - expected).abs() < 253.0, "position {position} was chosen {count} times");
         }
     }
@@ -217,12 +225,12 @@ mod tests {
         assert_eq!(counts[..5], [0; 5]);
         let expected = f64::from(counts.iter().sum::<u32>()) / 995.0;
         let chi: f64 = counts[5..].iter().map(|&c| (f64::from(c) - expected).powi(2) / expected).sum();
-        // Chi-squared with 994 degrees of freedom: mean 994, deviation 44.6.
+        // Chi-squared with 994 degrees of freedom: mean 994, standard deviation 44.6.
         assert!((994.0 - 223.0..994.0 + 223.0).contains(&chi), "chi-squared {chi}");
     }
 
     #[test]
-    fn whole_words_are_chosen_whole() {
+    fn whole_words_are_never_split() {
         let (masking, vocabulary) = (Masking { whole_word: true, ..Masking::default() }, vocabulary());
         for seed in 0..200 {
             let original = sample(seed);
@@ -230,13 +238,13 @@ mod tests {
             let is_chosen = |at: usize| masks.iter().any(|m| m.position as usize == at);
             for at in 1..original.len() {
                 let same_word = vocabulary.continues_word(original[at]) && original[at - 1] > 4;
-                assert!(!same_word || is_chosen(at) == is_chosen(at - 1), "a word was torn at {at}");
+                assert!(!same_word || is_chosen(at) == is_chosen(at - 1), "a word was split at {at}");
             }
         }
     }
 
     #[test]
-    fn the_same_key_gives_the_same_mask_and_another_another() {
+    fn the_mask_depends_on_the_key_only() {
         let original = sample(1);
         let first = masked(&original, Key::root(9), &Masking::default());
         assert_eq!(first, masked(&original, Key::root(9), &Masking::default()));
@@ -257,8 +265,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_of_long_words_only_has_a_masked_word_too() {
-        // Words of three and of two pieces, and a budget of one.
+    fn a_sample_with_only_long_words_still_has_a_masked_word() {
+        // Words of three and two pieces, and a budget of one.
         let (ids, whole) = ([2, 7, 9, 12, 3, 8, 15, 3], Masking { whole_word: true, ..Masking::default() });
         let positions = |i, masking: &Masking| {
             masked(&ids, Key::root(i), masking).1.iter().map(|m| m.position).collect::<Vec<u32>>()
@@ -267,8 +275,12 @@ mod tests {
         assert!(first.iter().all(|chosen| *chosen == [1, 2, 3] || *chosen == [5, 6]), "{first:?}");
         assert!(first.contains(&vec![1, 2, 3]) && first.contains(&vec![5, 6]));
         for i in 0..50 {
-            assert_eq!(positions(i, &Masking { max_predictions: Some(2), ..whole }), [5, 6], "the one that is allowed");
-            assert!(positions(i, &Masking { max_predictions: Some(1), ..whole }).is_empty(), "a word is never torn");
+            assert_eq!(
+                positions(i, &Masking { max_predictions: Some(2), ..whole }),
+                [5, 6],
+                "the only word within the limit"
+            );
+            assert!(positions(i, &Masking { max_predictions: Some(1), ..whole }).is_empty(), "a word is never split");
         }
     }
 }

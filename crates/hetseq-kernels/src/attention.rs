@@ -1,17 +1,19 @@
-//! The two products of attention, head by head. Queries, keys and values come as projections give them, [sample, position,
-//! feature], the heads' features side by side, and the result goes on like that: no head is moved anywhere, forward or backward.
+//! The two matrix products of attention, per head. Queries, keys and values have the shape of the
+//! projections, [sample, position, feature] with the features of the heads side by side, and so has
+//! the result. Heads are never copied apart, neither forward nor backward.
 
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{Input, Rule, Values, all_or_none, attach, input};
-use crate::precision::{lower, matmul};
+use crate::host::{BackwardRule, HostInput, Values, attach, input, same_tracking};
+use crate::precision::{low_precision, matmul};
 use crate::product::{Matrix, MatrixMut, write_product};
 
-/// How well each query fits each key, [sample, head, query, key]: their products over the root of a head's width.
+/// Attention scores [sample, head, query, key]: dot products divided by the square root of the
+/// head's width.
 ///
 /// # Panics
-/// As Burn's products, if the sizes do not fit.
+/// Like Burn's products, if the sizes do not match.
 pub fn attention_scores(query: Tensor<3>, key: Tensor<3>, heads: usize) -> Tensor<4> {
     let scale = ((query.dims()[2] / heads) as f64).powf(-0.5);
     match inputs(&query, &key) {
@@ -20,15 +22,15 @@ pub fn attention_scores(query: Tensor<3>, key: Tensor<3>, heads: usize) -> Tenso
             let scores = pairs(&rule.query, &rule.key, heads, rule.scale);
             attach([query.node, key.node], scores, rule)
         }
-        // The queries are scaled and not the scores, of which there are more.
+        // Scales the queries and not the scores, because there are fewer of them.
         None => matmul(split_heads(query * scale, heads), split_heads(key, heads).transpose()),
     }
 }
 
-/// The values by their weights, [sample, query, feature].
+/// Sums of the values weighted by attention, [sample, query, feature].
 ///
 /// # Panics
-/// As Burn's products, if the sizes do not fit.
+/// Like Burn's products, if the sizes do not match.
 pub fn attention_mix(weights: Tensor<4>, value: Tensor<3>) -> Tensor<3> {
     let [samples, heads, queries, _] = weights.dims();
     let width = value.dims()[2];
@@ -51,9 +53,9 @@ fn split_heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
     x.reshape([samples, positions, heads, width / heads]).swap_dims(1, 2)
 }
 
-/// None if the products have to be composed of Burn's.
-fn inputs<const A: usize, const B: usize>(a: &Tensor<A>, b: &Tensor<B>) -> Option<[Input; 2]> {
-    if lower().is_some() { None } else { all_or_none([input(a)?, input(b)?]) }
+/// Returns `None` if the operation must be composed of Burn's.
+fn inputs<const A: usize, const B: usize>(a: &Tensor<A>, b: &Tensor<B>) -> Option<[HostInput; 2]> {
+    if low_precision().is_some() { None } else { same_tracking([input(a)?, input(b)?]) }
 }
 
 #[derive(Debug, Clone)]
@@ -63,7 +65,7 @@ struct Scores {
     scale: f32,
 }
 
-impl Rule<2> for Scores {
+impl BackwardRule<2> for Scores {
     fn gradients(self, upstream: Values, [of_query, of_key]: [bool; 2]) -> [Option<Values>; 2] {
         [
             of_query.then(|| rows(&upstream, false, &self.key, self.scale)),
@@ -78,7 +80,7 @@ struct Mix {
     value: Values,
 }
 
-impl Rule<2> for Mix {
+impl BackwardRule<2> for Mix {
     fn gradients(self, upstream: Values, [of_weights, of_value]: [bool; 2]) -> [Option<Values>; 2] {
         let heads = self.weights.shape()[1];
         [
@@ -88,7 +90,7 @@ impl Rule<2> for Mix {
     }
 }
 
-/// `scale a bᵀ` of each head: [sample, head, position of a, position of b].
+/// `scale a bᵀ` per head: [sample, head, position of a, position of b].
 fn pairs(a: &Values, b: &Values, heads: usize, scale: f32) -> Values {
     let (a, b) = (Heads::new(a, heads), Heads::new(b, heads));
     assert!((a.samples, a.width) == (b.samples, b.width), "heads of {a:?} and of {b:?}");
@@ -102,7 +104,7 @@ fn pairs(a: &Values, b: &Values, heads: usize, scale: f32) -> Values {
     Values::from_vec(pairs, vec![a.samples, heads, a.positions, b.positions])
 }
 
-/// `scale p b` of each head, or `scale pᵀ b`: [sample, position, feature].
+/// `scale p b` per head, or `scale pᵀ b`: [sample, position, feature].
 fn rows(pairs: &Values, is_transposed: bool, b: &Values, scale: f32) -> Values {
     let shape = pairs.shape();
     let (heads, first, second) = (shape[1], shape[2], shape[3]);
@@ -123,7 +125,7 @@ fn rows(pairs: &Values, is_transposed: bool, b: &Values, scale: f32) -> Values {
     Values::from_vec(rows, vec![b.samples, positions, b.width])
 }
 
-/// [sample, position, feature]
+/// Values of shape [sample, position, feature], seen as heads.
 #[derive(Debug)]
 struct Heads<'a> {
     values: &'a [f32],
@@ -141,7 +143,7 @@ impl<'a> Heads<'a> {
         Heads { values: values.get(), heads, samples, positions, width }
     }
 
-    /// The first of a head's, and how many they are.
+    /// The first column of a head, and the number of its columns.
     fn columns(&self, head: usize) -> (usize, usize) {
         let of_head = self.width / self.heads;
         (head * of_head, of_head)

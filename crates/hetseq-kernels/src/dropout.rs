@@ -1,16 +1,19 @@
-//! Keyed dropout: the mask is a pure function of each sample's key and the element's index within the sample.
+//! Keyed dropout: the mask is a pure function of the sample's key and the element's index within
+//! the sample.
 //!
-//! Burn's own dropout draws from one generator per process, so a mask would depend on what else ran before it. Here a
-//! sample keeps its mask on whatever worker, in whatever micro-batch, and when a block is computed a second time.
+//! Burn's dropout draws from one generator per process, so its masks depend on what ran before.
+//! Here a sample has the same mask on every worker, in every micro-batch, and when a block is
+//! recomputed.
 
 use crate::host::is_host;
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use hetseq_random::{Key, MIX_FIRST, MIX_SECOND};
 
-/// Zeroes each element with probability `rate` and scales the rest by `1 / (1 - rate)`. The first dimension of `input`
-/// is the sample; `keys` holds one key per sample, already specific to the update and to this place in the network.
+/// Zeroes each element with probability `rate` and scales the others by `1 / (1 - rate)`.
 ///
-/// A rate of zero or no keys (evaluation) returns the input as it is.
+/// The first dimension of `input` is the sample. `keys` holds one key per sample, specific to the
+/// update and to this layer. With a rate of zero or without keys (evaluation), returns the input
+/// unchanged.
 pub fn dropout<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key]) -> Tensor<D> {
     if rate <= 0.0 || keys.is_empty() {
         return input;
@@ -19,9 +22,11 @@ pub fn dropout<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key]) -> Ten
     apply(input, rate, keys, Grid { rows: 1, columns: elements, stride: elements })
 }
 
-/// As [`dropout`], for tensors whose last dimension is padded to the longest of a micro-batch and that have dimensions between
-/// it and the sample, such as attention weights. Rows count as `stride` elements long, so that an element keeps its mask
-/// however long the rows are. At most 2^32 elements of a sample are told apart, counted so.
+/// [`dropout`] for tensors whose last dimension is padded to the longest sample of a micro-batch
+/// and that have further dimensions before it, such as attention weights.
+///
+/// Each row counts as `stride` elements, so that the mask of an element does not depend on the
+/// padded length. Counted this way, a sample has at most 2^32 distinct elements.
 pub fn dropout_of_rows<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key], stride: usize) -> Tensor<D> {
     if rate <= 0.0 || keys.is_empty() {
         return input;
@@ -76,8 +81,9 @@ fn mask_on_host(keys: &[Key], grid: Grid, rate: f32, device: &Device) -> Tensor<
     Tensor::from_data(TensorData::new(mask, [keys.len(), elements]), device)
 }
 
-/// The same bits by integer tensor operations, for devices where the mask should never cross the bus. 32-bit integers
-/// wrap on multiplication on every backend; their right shift keeps the sign, hence the masks after it.
+/// Computes the same bits with integer tensor operations, for devices to which the mask should not
+/// be transferred. Multiplication of 32-bit integers wraps on every backend. Their right shift
+/// keeps the sign, so it is masked.
 fn mask_on_device(keys: &[Key], grid: Grid, rate: f32, device: &Device) -> Tensor<2> {
     let elements = grid.rows * grid.columns;
     let column = |word: fn(&Key) -> u32| {
@@ -90,7 +96,7 @@ fn mask_on_device(keys: &[Key], grid: Grid, rate: f32, device: &Device) -> Tenso
     let low = column(|key| key.words().0).expand([keys.len(), elements]);
     let high = column(|key| key.words().1).expand([keys.len(), elements]);
     let bits = mix32(mix32(index.expand([keys.len(), elements]).bitwise_xor(low)).bitwise_xor(high));
-    // Flipping the top bit turns the unsigned comparison into the signed one that tensors have.
+    // Flipping the top bit turns the unsigned comparison into a signed one, which tensors have.
     let threshold = (threshold(rate) ^ 0x8000_0000) as i32;
     let keep = bits.bitwise_xor_scalar(i32::MIN).greater_equal_elem(threshold);
     keep.float() * keep_scale(rate)
@@ -121,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn the_loop_and_the_tensor_operations_give_the_same_bits() {
+    fn host_and_device_masks_are_equal() {
         let device = Device::flex();
         for rate in [0.1, 0.5, 0.9] {
             for grid in [
                 Grid { rows: 1, columns: 1001, stride: 1001 },
-                // The last rows are beyond what a signed index can count.
+                // The last rows exceed a signed index.
                 Grid { rows: 40_000, columns: 3, stride: 1 << 16 },
             ] {
                 let host = values(mask_on_host(&keys(7), grid, rate, &device));
@@ -136,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_met_and_the_mean_is_kept() {
+    fn rate_and_mean_are_correct() {
         let device = Device::flex();
         let out = values(dropout(Tensor::<3>::ones([50, 40, 50], &device), 0.3, &keys(50)));
         let dropped = out.iter().filter(|&&x| x == 0.0).count() as f32 / out.len() as f32;
@@ -146,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_keeps_its_mask_wherever_it_stands() {
+    fn a_mask_does_not_depend_on_the_micro_batch() {
         let device = Device::flex();
         let all = values(dropout(Tensor::<2>::ones([6, 64], &device), 0.5, &keys(6)));
         let alone = values(dropout(Tensor::<2>::ones([1, 64], &device), 0.5, &keys(6)[4..5]));
@@ -155,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_keeps_its_mask_however_long_the_rows_are() {
+    fn a_mask_does_not_depend_on_the_padded_length() {
         let device = Device::flex();
         let long = dropout_of_rows(Tensor::<4>::ones([2, 3, 5, 9], &device), 0.5, &keys(2), 5 * 64);
         let short = dropout_of_rows(Tensor::<4>::ones([2, 3, 5, 4], &device), 0.5, &keys(2), 5 * 64);
@@ -164,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_pass_where_the_mask_does() {
+    fn gradients_use_the_same_mask() {
         let device = Device::flex().autodiff();
         let input = Tensor::<2>::ones([2, 32], &device).require_grad();
         let out = dropout(input.clone(), 0.5, &keys(2));

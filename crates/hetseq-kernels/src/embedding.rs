@@ -1,10 +1,11 @@
-//! Rows of a table, looked up by id.
+//! Embedding lookup: rows of a table by id.
 
 use burn::tensor::{Int, Tensor};
 
-use crate::host::{Rule, Values, attach, indices, input};
+use crate::host::{BackwardRule, Values, attach, indices, input};
 
-/// `table` is [entry, feature] and `ids` [sample, position]; the answer has the features as third dimension.
+/// Looks up `ids` [sample, position] in `table` [entry, feature]. Appends the features as the third
+/// dimension.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     let ([entries, width], [samples, positions]) = (table.dims(), ids.dims());
     match input(&table).and_then(|input| Some((input, indices(&ids, entries)?))) {
@@ -26,8 +27,8 @@ struct Embedding {
     ids: Vec<usize>,
 }
 
-impl Rule<1> for Embedding {
-    /// An id may occur more than once, hence one thread: all others would have to wait for it anyway.
+impl BackwardRule<1> for Embedding {
+    /// Single-threaded: an id may occur more than once, so threads would wait for each other.
     fn gradients(self, upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
         let width = upstream.width();
         let mut sums = vec![0.0; self.entries * width];

@@ -1,15 +1,16 @@
-//! The exact GELU (Hendrycks and Gimpel, 2016): x times the normal distribution function at x.
+//! The exact GELU (Hendrycks and Gimpel, 2016): x times the cumulative normal distribution at x.
 
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{CHUNK, Rule, Values, attach, input};
+use crate::host::{BackwardRule, CHUNK, Values, attach, input};
 use crate::math::{erf, exp};
 
+/// Applies the GELU to each element.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match input(&x) {
         Some(input) => {
-            let output = map(input.values.get(), |x| x * normal(x));
+            let output = map(input.values.get(), |x| x * normal_cdf(x));
             let output = Values::from_vec(output, input.values.shape());
             attach([input.node], output, Gelu { x: input.values })
         }
@@ -17,9 +18,9 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// The distribution function.
+/// The cumulative distribution function of the standard normal distribution.
 #[inline(always)]
-fn normal(x: f32) -> f32 {
+fn normal_cdf(x: f32) -> f32 {
     0.5 + 0.5 * erf(x * std::f32::consts::FRAC_1_SQRT_2)
 }
 
@@ -28,7 +29,7 @@ const DENSITY_AT_ZERO: f32 = 0.398_942_3;
 
 #[inline(always)]
 fn derivative(x: f32) -> f32 {
-    normal(x) + x * DENSITY_AT_ZERO * exp(-0.5 * x * x)
+    normal_cdf(x) + x * DENSITY_AT_ZERO * exp(-0.5 * x * x)
 }
 
 #[derive(Debug, Clone)]
@@ -36,7 +37,7 @@ struct Gelu {
     x: Values,
 }
 
-impl Rule<1> for Gelu {
+impl BackwardRule<1> for Gelu {
     fn gradients(self, mut upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
         let chunks = upstream.get_mut().par_chunks_mut(CHUNK).zip(self.x.get().par_chunks(CHUNK));
         chunks.for_each(|(gradient, x)| {
@@ -48,7 +49,7 @@ impl Rule<1> for Gelu {
     }
 }
 
-/// One thread fills fresh memory without clearing it first.
+/// Maps a slice. With one thread, new memory is not cleared first.
 fn map(values: &[f32], function: impl Fn(f32) -> f32 + Sync) -> Vec<f32> {
     if rayon::current_num_threads() == 1 {
         return values.iter().map(|&x| function(x)).collect();

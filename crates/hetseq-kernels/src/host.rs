@@ -1,9 +1,11 @@
-//! Operations with a gradient written by hand, on tensors in host memory. How a kernel reaches the numbers behind Burn's
-//! tensors and hangs its backward pass into the graph; what is computed is in the kernels' own files.
+//! Support for fused operations with hand-written gradients on tensors in host memory: access to
+//! the values of Burn's tensors, and registration of a backward pass in the autodiff graph. The
+//! operations themselves are in the other files of this crate.
 //!
-//! Under autodiff Burn takes norms, softmaxes and losses apart into primitives, each a pass over memory forward and one or more
-//! backward. A kernel here is one pass each way. What it computes may not depend on the number of threads: rows are
-//! independent, and sums over rows are made of chunks of fixed size, added in order.
+//! Under autodiff, Burn splits norms, softmaxes and losses into primitives, each with one pass over
+//! memory forward and one or more backward. A fused operation needs one pass each way. Its result
+//! must not depend on the number of threads: rows are independent, and sums over rows consist of
+//! chunks of fixed size, added in order.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -16,62 +18,64 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-/// Whether tensors of this device live in host memory, where plain loops are the fastest way.
+/// Whether tensors of this device are in host memory, where plain loops are fastest.
 pub fn is_host(device: &Device) -> bool {
     device.clone().inner() == Device::flex()
 }
 
-/// A tensor's numbers and its place in the graph.
-pub(crate) struct Input {
+/// A tensor's values and its node in the autodiff graph.
+pub(crate) struct HostInput {
     pub(crate) values: Values,
-    /// None for a tensor that is not under autodiff.
+    /// `None` for a tensor without autodiff.
     pub(crate) node: Option<NodeGuard>,
 }
 
-/// None if the tensor lives elsewhere or is not `f32`: then the operation has to be composed of Burn's.
-/// Whoever wants to overwrite the numbers drops the tensor first.
-pub(crate) fn input<const D: usize>(tensor: &Tensor<D>) -> Option<Input> {
+/// Returns `None` if the tensor is not in host memory or not `f32`. The operation must then be
+/// composed of Burn's. To overwrite the values in place, drop the tensor first.
+pub(crate) fn input<const D: usize>(tensor: &Tensor<D>) -> Option<HostInput> {
     if tensor.dtype() != DType::F32 {
         return None;
     }
     if let Ok(tracked) = tensor.clone().try_into_primitive::<Autodiff<Flex>>() {
         let (primitive, node) = tracked.into_parts();
-        return Some(Input { values: Values::new(primitive), node: Some(node) });
+        return Some(HostInput { values: Values::new(primitive), node: Some(node) });
     }
     let primitive = tensor.clone().try_into_primitive::<Flex>().ok()?;
-    Some(Input { values: Values::new(primitive), node: None })
+    Some(HostInput { values: Values::new(primitive), node: None })
 }
 
-/// What goes through a layer, and the layer's two parameters. None also if some are under autodiff and some are not.
+/// The input, weight and bias of a layer. Also `None` if only some of them are under autodiff.
 pub(crate) fn layer<const D: usize, const W: usize>(
     x: &Tensor<D>,
     weight: &Tensor<W>,
     bias: &Tensor<1>,
-) -> Option<[Input; 3]> {
-    all_or_none([input(x)?, input(weight)?, input(bias)?])
+) -> Option<[HostInput; 3]> {
+    same_tracking([input(x)?, input(weight)?, input(bias)?])
 }
 
-/// None if some are under autodiff and some are not.
-pub(crate) fn all_or_none<const N: usize>(inputs: [Input; N]) -> Option<[Input; N]> {
+/// Returns `None` if only some of the inputs are under autodiff.
+pub(crate) fn same_tracking<const N: usize>(inputs: [HostInput; N]) -> Option<[HostInput; N]> {
     let tracked = inputs.iter().filter(|input| input.node.is_some()).count();
     (tracked == 0 || tracked == N).then_some(inputs)
 }
 
-/// Indices below `limit` in host memory; none if one of them is not, for Burn to complain about.
+/// Indices in host memory. `None` if one is not below `limit`: Burn then reports the error.
 pub(crate) fn indices<const D: usize>(tensor: &Tensor<D, Int>, limit: usize) -> Option<Vec<usize>> {
     let data = tensor.clone().try_into_data_as::<i64>().ok()?;
     let index = |&index: &i64| usize::try_from(index).ok().filter(|&index| index < limit);
     data.as_slice::<i64>().ok()?.iter().map(index).collect()
 }
 
-/// What an operation keeps for its backward pass, and that pass.
-pub(crate) trait Rule<const N: usize>: Debug + Clone + Send + 'static {
-    /// The gradients of the inputs, in their order. Those that are not `wanted` are ignored.
-    fn gradients(self, upstream: Values, wanted: [bool; N]) -> [Option<Values>; N];
+/// The saved state of an operation and its backward pass.
+pub(crate) trait BackwardRule<const N: usize>: Debug + Clone + Send + 'static {
+    /// Returns the gradients of the inputs, in their order. Those that are not `needed` are
+    /// ignored.
+    fn gradients(self, upstream: Values, needed: [bool; N]) -> [Option<Values>; N];
 }
 
-/// Makes `output` the result of an operation on `inputs`, which are all under autodiff or none of them.
-pub(crate) fn attach<const N: usize, const D: usize, R: Rule<N>>(
+/// Registers `output` as the result of an operation on `inputs`. Either all inputs are under
+/// autodiff or none.
+pub(crate) fn attach<const N: usize, const D: usize, R: BackwardRule<N>>(
     inputs: [Option<NodeGuard>; N],
     output: Values,
     rule: R,
@@ -80,7 +84,7 @@ pub(crate) fn attach<const N: usize, const D: usize, R: Rule<N>>(
     let Ok(inputs) = <[NodeGuard; N]>::try_from(inputs) else {
         return Tensor::from_primitive::<Flex>(output.0);
     };
-    let node = match Step::<R>(PhantomData).prepare::<NoCheckpointing>(inputs).compute_bound().stateful() {
+    let node = match FusedBackward::<R>(PhantomData).prepare::<NoCheckpointing>(inputs).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish(rule, output.0),
         OpsKind::UnTracked(prepared) => prepared.finish(output.0),
     };
@@ -88,15 +92,15 @@ pub(crate) fn attach<const N: usize, const D: usize, R: Rule<N>>(
 }
 
 #[derive(Debug)]
-struct Step<R>(PhantomData<R>);
+struct FusedBackward<R>(PhantomData<R>);
 
-impl<const N: usize, R: Rule<N>> Backward<Flex, N> for Step<R> {
+impl<const N: usize, R: BackwardRule<N>> Backward<Flex, N> for FusedBackward<R> {
     type State = R;
 
     fn backward(self, ops: Ops<R, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let upstream = Values::new(grads.consume::<Flex>(&ops.node));
-        let wanted = ops.parents.each_ref().map(Option::is_some);
-        for (parent, gradient) in ops.parents.into_iter().zip(ops.state.gradients(upstream, wanted)) {
+        let needed = ops.parents.each_ref().map(Option::is_some);
+        for (parent, gradient) in ops.parents.into_iter().zip(ops.state.gradients(upstream, needed)) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<Flex>(parent.id, gradient.0);
             }
@@ -104,12 +108,12 @@ impl<const N: usize, R: Rule<N>> Backward<Flex, N> for Step<R> {
     }
 }
 
-/// Numbers in the order of their indices, all that there are behind them. Clones share.
+/// Contiguous values that fill their whole storage. Clones share the storage.
 #[derive(Debug, Clone)]
 pub(crate) struct Values(FlexTensor);
 
 impl Values {
-    /// Copies what lies otherwise.
+    /// Copies the values if they are not contiguous.
     pub(crate) fn new(tensor: FlexTensor) -> Self {
         let is_whole = tensor.as_slice::<f32>().is_some_and(|values| values.len() == tensor.storage::<f32>().len());
         if is_whole {
@@ -129,7 +133,7 @@ impl Values {
         self.0.layout().shape().to_vec()
     }
 
-    /// Of the last dimension.
+    /// Size of the last dimension.
     pub(crate) fn width(&self) -> usize {
         self.0.layout().shape().to_vec().last().copied().unwrap_or(1)
     }
@@ -138,21 +142,21 @@ impl Values {
         self.0.storage()
     }
 
-    /// Copies first if they are shared.
+    /// Copies the values first if they are shared.
     pub(crate) fn get_mut(&mut self) -> &mut [f32] {
         self.0.storage_mut()
     }
 }
 
-/// So many numbers are worth a thread's while.
+/// Number of values that is worth using another thread.
 pub(crate) const CHUNK: usize = 1 << 14;
 
-/// Whole rows, about [`CHUNK`] numbers of them.
+/// Number of values in whole rows of about [`CHUNK`] values.
 pub(crate) fn chunk_of_rows(width: usize) -> usize {
     (CHUNK / width.max(1)).max(1) * width.max(1)
 }
 
-/// Adds up what the chunks of rows gave, `width` numbers each, in their order.
+/// Adds up the results of chunks, `width` values each, in their order.
 pub(crate) fn sum_of_chunks(chunks: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
     let mut sums = vec![0.0; width];
     for chunk in chunks {

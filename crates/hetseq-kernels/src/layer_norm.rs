@@ -3,11 +3,13 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{Rule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
+use crate::host::{BackwardRule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
 use crate::math::{sum_of, sum_of_pairs};
 
+/// Normalises each row, then scales by `weight` and shifts by `bias`.
+///
 /// # Panics
-/// As Burn's, if `weight` and `bias` are not as long as the last dimension.
+/// Like Burn's layer norm, if `weight` or `bias` differ in length from the last dimension.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<D> {
     let Some([input, scale, shift]) = layer(&x, &weight, &bias) else {
         return burn::tensor::module::layer_norm(x, weight, Some(bias), epsilon);
@@ -32,11 +34,11 @@ pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Tensor<
     attach([input.node, scale.node, shift.node], output, LayerNorm { x, weight, statistics })
 }
 
-/// Of one row.
+/// Statistics of one row.
 #[derive(Debug, Clone, Copy)]
 struct Statistics {
     mean: f32,
-    /// Of the standard deviation.
+    /// Inverse of the standard deviation.
     inverse: f32,
 }
 
@@ -56,7 +58,7 @@ struct LayerNorm {
     statistics: Vec<Statistics>,
 }
 
-impl Rule<3> for LayerNorm {
+impl BackwardRule<3> for LayerNorm {
     fn gradients(self, mut upstream: Values, _: [bool; 3]) -> [Option<Values>; 3] {
         let (width, weight) = (self.x.width(), self.weight.get());
         let chunk = chunk_of_rows(width);
@@ -64,7 +66,7 @@ impl Rule<3> for LayerNorm {
         let partial: Vec<Vec<f32>> = gradients
             .zip(self.statistics.par_chunks(chunk / width))
             .map(|((gradients, x), statistics)| {
-                // Of the weight, then of the bias.
+                // Gradient of the weight, then of the bias.
                 let mut sums = vec![0.0; 2 * width];
                 let (of_weight, of_bias) = sums.split_at_mut(width);
                 let rows = gradients.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics);
@@ -80,7 +82,8 @@ impl Rule<3> for LayerNorm {
     }
 }
 
-/// With n = (x - mean) inverse and h = g weight: `inverse (h - mean of h - n mean of h n)`, in place of the gradient.
+/// Overwrites the gradient g with that of x: `inverse (h - mean of h - n mean of h n)`, where
+/// n = (x - mean) inverse and h = g weight.
 fn backward(
     gradient: &mut [f32],
     x: &[f32],

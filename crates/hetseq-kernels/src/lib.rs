@@ -1,11 +1,12 @@
-//! Operations of our own behind Burn's tensors. Models call these; nothing here knows of tasks or ranks.
+//! Custom tensor operations on Burn's tensors, called by models. Independent of tasks and ranks.
 //!
-//! On the CPU each is one pass over memory forward and one backward; elsewhere they are composed of Burn's operations.
+//! On the CPU each operation is one pass over memory forward and one backward. On other devices it
+//! is composed of Burn's operations.
 
 mod attention;
-mod best;
 mod cross_entropy;
 pub mod dropout;
+mod dtype;
 mod embedding;
 mod gelu;
 mod host;
@@ -15,15 +16,17 @@ mod math;
 mod precision;
 mod product;
 mod softmax;
+mod top_k;
 
 pub use attention::{attention_mix, attention_scores};
-pub use best::best_of_rows;
 pub use cross_entropy::{cross_entropy_sum, smoothed_cross_entropy_sum};
 pub use dropout::{dropout, dropout_of_rows};
+pub use dtype::Dtype;
 pub use embedding::embedding;
 pub use gelu::gelu;
 pub use host::is_host;
 pub use layer_norm::layer_norm;
 pub use linear::linear;
-pub use precision::{Precision, conv2d, matmul, with_products_in};
+pub use precision::{conv2d, matmul, with_precision};
 pub use softmax::softmax;
+pub use top_k::top_k_of_rows;

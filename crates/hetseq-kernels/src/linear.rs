@@ -1,27 +1,30 @@
-//! `y = x Wᵀ + b` over the last dimension, the weight laid out as PyTorch does it ([out, in]).
+//! `y = x Wᵀ + b` over the last dimension, with the weight in PyTorch's layout ([out, in]).
 //!
-//! Beside Burn's products this saves the passes that add the bias and that turn the weight's gradient round.
+//! Compared to Burn's products, this saves the passes that add the bias and transpose the weight's
+//! gradient.
 
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{Rule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
-use crate::precision::{lower, matmul};
+use crate::host::{BackwardRule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
+use crate::precision::{low_precision, matmul};
 use crate::product::{Matrix, add_product, product};
 
+/// Applies a linear layer.
+///
 /// # Panics
-/// As Burn's, if the sizes do not fit.
+/// Like Burn's linear layer, if the sizes do not match.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<D> {
     let [outputs, inputs] = weight.dims();
     let mut shape = x.dims();
-    assert_eq!(shape[D - 1], inputs, "the width of what a linear layer is given");
+    assert_eq!(shape[D - 1], inputs, "the input width of a linear layer");
     shape[D - 1] = outputs;
-    if lower().is_some() {
+    if low_precision().is_some() {
         let rows = x.reshape([-1, inputs as i32]);
         return (matmul(rows, weight.transpose()) + bias.unsqueeze()).reshape(shape);
     }
     let Some([input, factor, summand]) = layer(&x, &weight, &bias) else {
-        // As one matrix: with more dimensions the weight's gradient would be computed for each sample by itself.
+        // As one matrix: with more dimensions, Burn computes the weight's gradient per sample.
         let rows = x.reshape([-1, inputs as i32]);
         return burn::tensor::module::linear(rows, weight.transpose(), Some(bias)).reshape(shape);
     };
@@ -39,7 +42,7 @@ struct Linear {
     weight: Values,
 }
 
-impl Rule<3> for Linear {
+impl BackwardRule<3> for Linear {
     fn gradients(self, upstream: Values, [of_x, of_weight, of_bias]: [bool; 3]) -> [Option<Values>; 3] {
         let (inputs, outputs) = (self.x.width(), upstream.width());
         let gradient = Matrix::new(upstream.get(), outputs);

@@ -1,15 +1,17 @@
-//! Functions of one number that compilers turn into vector instructions, which they cannot do with calls into the system's
-//! library; and sums in lanes. Only + - * / and bits, in a fixed order: the same on every machine.
+//! Scalar functions that the compiler can vectorise, unlike calls into the system's math library,
+//! and sums in lanes. They use only + - * / and bit operations in a fixed order, so results are
+//! equal on every machine.
 
-/// Where the exponential leaves the normal numbers; below it is zero.
+/// Below this, the exponential is not a normal number and is set to zero.
 const EXP_LOWEST: f32 = -87.3;
 const EXP_HIGHEST: f32 = 88.0;
-/// Adding and subtracting it rounds to a whole number, which then stands in the lowest bits.
+/// Adding and subtracting it rounds to an integer. After adding, the integer is in the lowest bits.
 const ROUNDING: f32 = 12_582_912.0;
-/// ln 2 in two parts: whole multiples of the first are exact.
+/// ln 2 in two parts. Integer multiples of the first are exact.
 const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
-/// e^x to 2e-7, for x up to 88 (more is taken for 88). The polynomial is that of Cephes' `expf`.
+/// e^x with a relative error below 2e-7. Larger x are clamped to 88. The polynomial is that of
+/// Cephes' `expf`.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let inside = x.clamp(EXP_LOWEST, EXP_HIGHEST);
@@ -27,7 +29,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < EXP_LOWEST { 0.0 } else { y }
 }
 
-/// The error function to 5e-7: a quotient of two polynomials, as in Eigen's `erf`.
+/// The error function with an error below 5e-7: a quotient of two polynomials, as in Eigen's `erf`.
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
     let x = x.clamp(-4.0, 4.0);
@@ -63,12 +65,13 @@ pub(crate) fn sum_of_pairs(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32)
     lanes.iter().sum::<f32>() + rest
 }
 
+/// The sum of `term(value)`.
 #[inline(always)]
 pub(crate) fn sum_of(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     sum_of_pairs(values, values, |value, _| term(value))
 }
 
-/// What is not a number is passed over.
+/// The largest value. Ignores NaN.
 #[inline(always)]
 pub(crate) fn largest(values: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exponentials_are_those_of_the_library() {
+    fn exp_matches_the_library() {
         for i in -8_730..=8_800 {
             let x = i as f32 / 100.0;
             let (ours, exact) = (f64::from(exp(x)), f64::from(x).exp());
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_function_is_its_series() {
+    fn erf_matches_its_series() {
         for i in -400..=400 {
             let x = i as f32 / 100.0;
             assert!((f64::from(erf(x)) - exact_erf(f64::from(x))).abs() < 5e-7, "{x}: {}", erf(x));
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_and_rests_are_all_counted() {
+    fn sums_include_lanes_and_remainder() {
         for len in [0, 1, 15, 16, 17, 100] {
             let values: Vec<f32> = (0..len).map(|i| i as f32).collect();
             assert_eq!(sum_of(&values, |x| 2.0 * x), (0..len).sum::<i32>() as f32 * 2.0);

@@ -1,11 +1,11 @@
-//! Products of matrices in host memory, by the `gemm` crate, which Burn uses too. The one file that is not safe by the
-//! compiler's word: Burn's own product clears its output twice before it is written, which was 7 % of a step.
+//! Matrix products in host memory with the `gemm` crate, which Burn uses too. Contains the `unsafe`
+//! GEMM calls: Burn's own product clears its output twice before writing, which took 7 % of a step.
 
 use std::mem::MaybeUninit;
 
 use gemm::Parallelism;
 
-/// Rows at a fixed distance, or the transpose of that.
+/// A matrix with a fixed row stride, or its transpose.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     values: &'a [f32],
@@ -16,12 +16,12 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// What does not fill a row is left out.
+    /// Rows one after the other. An incomplete last row is ignored.
     pub(crate) fn new(values: &'a [f32], columns: usize) -> Self {
         Self::columns(values, columns, 0, columns)
     }
 
-    /// Those columns of a matrix of `width` that begin with `from`.
+    /// `columns` columns, starting at `from`, of a matrix of `width` columns.
     pub(crate) fn columns(values: &'a [f32], width: usize, from: usize, columns: usize) -> Self {
         assert_columns(width, from, columns);
         let rows = values.len() / width.max(1);
@@ -35,7 +35,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A matrix to be written.
+/// An output matrix.
 #[derive(Debug)]
 pub(crate) struct MatrixMut<'a> {
     values: &'a mut [MaybeUninit<f32>],
@@ -50,15 +50,15 @@ impl<'a> MatrixMut<'a> {
         Self::columns(values, columns, 0, columns)
     }
 
-    /// As [`Matrix::columns`].
+    /// See [`Matrix::columns`].
     #[allow(unsafe_code)]
     pub(crate) fn columns(values: &'a mut [f32], width: usize, from: usize, columns: usize) -> Self {
-        // SAFETY: the same numbers, and `multiply` writes nothing but numbers.
+        // SAFETY: the same values, and `multiply` only writes initialised values.
         let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) };
-        Self::unwritten(values, width, from, columns)
+        Self::uninit(values, width, from, columns)
     }
 
-    fn unwritten(values: &'a mut [MaybeUninit<f32>], width: usize, from: usize, columns: usize) -> Self {
+    fn uninit(values: &'a mut [MaybeUninit<f32>], width: usize, from: usize, columns: usize) -> Self {
         assert_columns(width, from, columns);
         let rows = values.len() / width.max(1);
         let values = values.get_mut(from..).unwrap_or_default();
@@ -78,9 +78,9 @@ pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
         return vec![0.0; count];
     }
     let mut out = Vec::with_capacity(count);
-    let room = &mut out.spare_capacity_mut()[..count];
-    multiply(a, b, 1.0, MatrixMut::unwritten(room, b.columns, 0, b.columns), false);
-    // SAFETY: `multiply` has written all of them.
+    let spare = &mut out.spare_capacity_mut()[..count];
+    multiply(a, b, 1.0, MatrixMut::uninit(spare, b.columns, 0, b.columns), false);
+    // SAFETY: `multiply` has written all elements.
     unsafe { out.set_len(count) };
     out
 }
@@ -90,31 +90,32 @@ pub(crate) fn add_product(a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32]) {
     multiply(a, b, 1.0, MatrixMut::new(out, b.columns), true);
 }
 
-/// `out = scale a b`, or as it was if there is nothing to add up.
+/// `out = scale a b`. Leaves `out` unchanged if the inner dimension is empty.
 pub(crate) fn write_product(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: MatrixMut<'_>) {
     if a.columns > 0 {
         multiply(a, b, scale, out, false);
     }
 }
 
-/// From here on threads help.
+/// Number of multiplications from which several threads are used.
 const PARALLEL: usize = 192 * 192 * 192;
 
-/// `out = scale a b`, or `out += scale a b` if `add`, and then `out` must have been initialised.
+/// `out = scale a b`, or `out += scale a b` if `add`; then `out` must be initialised.
 ///
 /// # Panics
-/// If the sizes do not fit.
+/// If the sizes do not match.
 #[allow(unsafe_code)]
 fn multiply(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: MatrixMut<'_>, add: bool) {
     let (rows, inner, columns) = (a.rows, a.columns, b.columns);
     assert_eq!(inner, b.rows, "a product of {rows} x {inner} and {} x {columns}", b.rows);
-    assert_eq!((out.rows, out.columns), (rows, columns), "room for a product");
+    assert_eq!((out.rows, out.columns), (rows, columns), "the output size of a product");
     let is_large = rows.saturating_mul(columns).saturating_mul(inner) >= PARALLEL;
     let parallelism = if is_large { Parallelism::Rayon(0) } else { Parallelism::None };
-    // SAFETY: `columns` and `transposed` are the only ways to a matrix, so that its largest index,
-    // (rows - 1) row_stride + (columns - 1) column_stride, lies within its values, and two indices are never the same number.
-    // `out` is as large as asserted above, and borrowed mutably, so that it overlaps neither. It is read only if `add`, and each
-    // element is written, since the inner dimension is not empty.
+    // SAFETY: only `columns` and `transposed` create matrices, so the largest index,
+    // `(rows - 1) * row_stride + (columns - 1) * column_stride`, is within the values, and no two
+    // elements have the same index. `out` has the size asserted above and is borrowed mutably, so
+    // it overlaps neither input. It is read only if `add`. Each element is written, because the
+    // inner dimension is not empty.
     unsafe {
         gemm::gemm(
             rows,
@@ -149,9 +150,9 @@ mod tests {
         // 2 x 3 and 3 x 2
         let (a, b) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, -1.0, 2.0, 0.5, 1.0]);
         let expected = [0.5, 7.0, 2.0, 16.0];
-        let (a_turned, b_turned) = ([1.0, 4.0, 2.0, 5.0, 3.0, 6.0], [1.0, -1.0, 0.5, 0.0, 2.0, 1.0]);
-        for a in [Matrix::new(&a, 3), Matrix::new(&a_turned, 2).transposed()] {
-            for b in [Matrix::new(&b, 2), Matrix::new(&b_turned, 3).transposed()] {
+        let (a_transposed, b_transposed) = ([1.0, 4.0, 2.0, 5.0, 3.0, 6.0], [1.0, -1.0, 0.5, 0.0, 2.0, 1.0]);
+        for a in [Matrix::new(&a, 3), Matrix::new(&a_transposed, 2).transposed()] {
+            for b in [Matrix::new(&b, 2), Matrix::new(&b_transposed, 3).transposed()] {
                 assert_eq!(product(a, b), expected);
                 let mut sum = [1.0; 4];
                 add_product(a, b, &mut sum);
@@ -161,12 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn products_of_some_columns_are_written_to_some_columns() {
-        // The last two columns of a 2 x 3, times the middle one of a 2 x 3, into the middle column of a 2 x 3.
+    fn products_of_column_ranges() {
+        // The last two columns of a 2 x 3, times the middle column of a 2 x 3, into the middle
+        // column of a 2 x 3.
         let (a, b) = ([9.0, 1.0, 2.0, 9.0, 3.0, 4.0], [9.0, 1.0, 9.0, 9.0, -1.0, 9.0]);
         let mut out = [7.0; 6];
-        let room = MatrixMut::columns(&mut out, 3, 1, 1);
-        write_product(Matrix::columns(&a, 3, 1, 2), Matrix::columns(&b, 3, 1, 1), 0.5, room);
+        let target = MatrixMut::columns(&mut out, 3, 1, 1);
+        write_product(Matrix::columns(&a, 3, 1, 2), Matrix::columns(&b, 3, 1, 1), 0.5, target);
         assert_eq!(out, [7.0, -0.5, 7.0, 7.0, -0.5, 7.0]);
     }
 
@@ -177,15 +179,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_a_matrix_too() {
+    fn empty_matrices_are_valid() {
         assert_eq!(product(Matrix::new(&[], 3), Matrix::new(&[0.0; 6], 2)), [0.0; 0]);
-        // No rows, three columns: turned round, three times nothing.
+        // The transpose of a 0 x 3 matrix has an empty inner dimension.
         assert_eq!(product(Matrix::new(&[], 3).transposed(), Matrix::new(&[], 2)), [0.0; 6]);
     }
 
     #[test]
     #[should_panic(expected = "a product of 1 x 2 and 3 x 1")]
-    fn what_does_not_fit_is_refused() {
+    fn mismatched_sizes_are_refused() {
         product(Matrix::new(&[1.0; 2], 2), Matrix::new(&[1.0; 3], 1));
     }
 }

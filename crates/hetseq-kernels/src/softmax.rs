@@ -3,15 +3,16 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{Rule, Values, attach, chunk_of_rows, input};
+use crate::host::{BackwardRule, Values, attach, chunk_of_rows, input};
 use crate::math::{exp, largest, sum_of, sum_of_pairs};
 
+/// Applies the softmax to each row.
 pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let Some(input) = input(&x) else {
         return burn::tensor::activation::softmax(x, D - 1);
     };
     drop(x);
-    // In place, since nobody but the softmax sees its input.
+    // In place if no other tensor shares the input; otherwise `get_mut` copies it.
     let mut output = input.values;
     let width = output.width();
     output.get_mut().par_chunks_mut(chunk_of_rows(width)).for_each(|rows| {
@@ -36,7 +37,7 @@ struct Softmax {
     output: Values,
 }
 
-impl Rule<1> for Softmax {
+impl BackwardRule<1> for Softmax {
     /// y (g - sum of g y)
     fn gradients(self, mut upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
         let width = self.output.width();

@@ -1,7 +1,7 @@
-//! The fused operations against what they are composed of elsewhere: values and gradients, and the same bits whatever the
-//! number of threads.
+//! Fused operations against their composition of Burn's operations: equal values and gradients, and
+//! the same bits for any number of threads.
 
-// Clippy's exception for tests does not reach functions beside the tests.
+// Clippy's exception for tests does not cover helper functions.
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::activation;
@@ -18,7 +18,7 @@ fn device() -> Device {
     Device::flex().autodiff()
 }
 
-/// Normal numbers.
+/// Normally distributed values.
 fn draw<const D: usize>(name: &str, shape: [usize; D]) -> Tensor<D> {
     let count = shape.iter().product::<usize>() as u64;
     let key = Key::root(3).name(name);
@@ -30,8 +30,9 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().unwrap()
 }
 
-/// The output, then the gradients of the inputs (a tensor, a matrix, a vector), all for the same upstream gradient.
-fn outcome<const D: usize>(
+/// The output, then the gradients of the inputs (a tensor, a matrix, a vector) for a fixed upstream
+/// gradient.
+fn results<const D: usize>(
     (x, matrix, vector): (Tensor<D>, Tensor<2>, Tensor<1>),
     operation: impl Fn(Tensor<D>, Tensor<2>, Tensor<1>) -> Tensor<D>,
 ) -> Vec<Vec<f32>> {
@@ -50,12 +51,12 @@ fn assert_close(ours: &[Vec<f32>], theirs: &[Vec<f32>]) {
     assert_eq!(ours.len(), theirs.len());
     for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         assert_eq!(ours.len(), theirs.len());
-        let off = norm(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / norm(&mut theirs.iter().copied());
-        assert!(off < 1e-6, "number {i} is off by {off:e}");
+        let error = norm(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / norm(&mut theirs.iter().copied());
+        assert!(error < 1e-6, "result {i} has a relative error of {error:e}");
     }
 }
 
-/// One thread and three give the same bits, and the numbers of `composed` to 1e-6.
+/// Checks that one and three threads give the same bits, and that `composed` agrees to 1e-6.
 fn check<const D: usize>(
     shape: [usize; D],
     matrix: [usize; 2],
@@ -65,11 +66,11 @@ fn check<const D: usize>(
     let inputs = || (draw("x", shape), draw("matrix", matrix), draw("vector", [matrix[0]]));
     let with_threads = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| outcome(inputs(), &fused))
+        pool.install(|| results(inputs(), &fused))
     };
     let ours = with_threads(1);
-    assert!(ours == with_threads(3), "it depends on the number of threads");
-    assert_close(&ours, &outcome(inputs(), composed));
+    assert!(ours == with_threads(3), "the result depends on the number of threads");
+    assert_close(&ours, &results(inputs(), composed));
 }
 
 #[test]
@@ -84,9 +85,9 @@ fn softmax_over_the_last_dimension() {
     }
 }
 
-/// What another operation still needs may not be overwritten, and what is laid out otherwise is understood.
+/// Shared inputs are not overwritten, and non-contiguous inputs are supported.
 #[test]
-fn inputs_stay_as_they_are() {
+fn inputs_are_not_changed() {
     let fused = |x: Tensor<3>, _, _| softmax(x.clone().swap_dims(1, 2)).swap_dims(1, 2) * x;
     let composed = |x: Tensor<3>, _, _| activation::softmax(x.clone(), 1) * x;
     check([4, 33, 21], [1, 1], fused, composed);
@@ -118,7 +119,7 @@ fn linear_of_rows() {
         let composed = |x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>| {
             x.matmul(weight.transpose().unsqueeze()) + bias.unsqueeze::<3>()
         };
-        // The output has another width than the input, hence the sum.
+        // `check` needs an output as wide as the input, hence the sum.
         let narrowed = |y: Tensor<3>, x: Tensor<3>| (y.clone() * y).sum_dim(2) * x;
         check(
             shape,
@@ -129,7 +130,8 @@ fn linear_of_rows() {
     }
 }
 
-/// Fewer queries than keys, as where one sequence looks at another; lengths and widths that no vector divides.
+/// Fewer queries than keys, as in cross-attention; lengths and widths that are not multiples of a
+/// SIMD vector.
 #[test]
 fn attention_of_heads() {
     for (heads, of_head) in [(1, 8), (3, 5), (4, 64)] {
@@ -186,12 +188,12 @@ fn cross_entropy_of_rows() {
 }
 
 #[test]
-fn embedding_of_ids_that_occur_again() {
+fn embedding_of_repeated_ids() {
     let ids = || {
         let ids: Vec<i32> = (0..60).map(|i| Key::root(2).below(i, 9) as i32).collect();
         Tensor::<2, Int>::from_data(TensorData::new(ids, [4, 15]), &device())
     };
-    // Of ten entries one never occurs.
+    // One of the ten entries never occurs.
     let scaled = |vectors: Tensor<3>, x: Tensor<3>| vectors * x;
     check(
         [4, 15, 33],
@@ -201,9 +203,9 @@ fn embedding_of_ids_that_occur_again() {
     );
 }
 
-/// Without autodiff they compute the same.
+/// The results without autodiff are the same.
 #[test]
-fn plain_tensors_are_taken_too() {
+fn tensors_without_autodiff_are_supported() {
     let all = |plain: bool| {
         let of = |x: Tensor<2>| if plain { x.inner() } else { x };
         let (x, weight, bias) = (of(draw("x", [6, 8])), of(draw("w", [5, 8])), of(draw("b", [1, 8])));

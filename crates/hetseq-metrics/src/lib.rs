@@ -1,24 +1,15 @@
-//! Everything observable: one event enum, the sinks that show it, the meters behind a summary, and the scores of
+//! Everything observable: the `events` of a run with their sinks and report, and `scores` of
 //! translations.
 //!
-//! The trainer on rank 0 emits events; nothing else writes to `metrics.jsonl` or to the terminal while a run goes on.
+//! The trainer on rank 0 emits events. During a run, nothing else writes to `metrics.jsonl` or to
+//! the terminal.
 
-pub mod bleu;
-pub mod chrf;
-mod corpus;
-mod event;
+pub mod events;
 mod format;
-mod ngrams;
-pub mod report;
-pub mod sink;
-mod words;
-mod workers;
+pub mod scores;
 
-pub use bleu::{Bleu, BleuSums, Smoothing, Tokenizer};
-pub use chrf::{Chrf, ChrfSums};
-pub use corpus::{Corpus, SACREBLEU, UnequalLines};
-pub use event::{Change, Event, RankReport, WorkerReport};
+pub use events::report::{self, Report};
+pub use events::sink::{Background, Console, Journal, Sink, terminal};
+pub use events::{Change, Event, RankReport, RankSeconds, WorkerReport, WorkerTotals};
 pub use format::{bytes, duration, median, thousands};
-pub use report::Report;
-pub use sink::{Background, Console, Journal, Sink, terminal};
-pub use workers::{RankSeconds, Workers};
+pub use scores::{Bleu, BleuSums, BleuTokenizer, Chrf, ChrfSums, Corpus, SACREBLEU, Smoothing, UnequalLines};

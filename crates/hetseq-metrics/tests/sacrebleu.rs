@@ -1,11 +1,11 @@
-//! The numbers of sacrebleu, on lines of all kinds: scripts/fixtures/bleu.py made them and recorded what it says.
+//! Compares scores with sacrebleu's on lines of all kinds, recorded by scripts/fixtures/bleu.py.
 
-// Clippy's exception for tests does not reach functions beside the tests.
+// Clippy's exception for tests does not cover other functions in this file.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 
-use hetseq_metrics::{BleuSums, Chrf, ChrfSums, Corpus, SACREBLEU, Smoothing, Tokenizer};
+use hetseq_metrics::{BleuSums, BleuTokenizer, Chrf, ChrfSums, Corpus, SACREBLEU, Smoothing};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, from_value, json};
@@ -13,17 +13,17 @@ use serde_json::{Value, from_value, json};
 #[derive(Deserialize)]
 struct Recorded {
     version: String,
-    /// A hypothesis, a reference, and where there is one a second.
+    /// A hypothesis, a reference, and an optional second reference.
     lines: Vec<(String, String, Option<String>)>,
     shown: Vec<String>,
-    /// Of what is shown, the words with a space between.
+    /// The words of each shown line, separated by a space.
     tokens: BTreeMap<String, Vec<String>>,
     per_line: BTreeMap<String, Vec<[u64; 10]>>,
     chrf_per_line: Vec<[u64; 24]>,
     corpora: Vec<Case>,
     prefixes: Vec<Prefix>,
     singles: Vec<Single>,
-    /// How many code points in a row are of which class.
+    /// The number of consecutive code points of a class.
     classes: Vec<(u32, String)>,
 }
 
@@ -70,14 +70,14 @@ impl Recorded {
         self.lines.iter().map(|(hypothesis, _, _)| hypothesis.clone()).collect()
     }
 
-    /// The line's references, as many as it has.
+    /// All references of the line.
     fn references(&self, line: usize) -> Vec<&str> {
         let (_, first, second) = &self.lines[line];
         [Some(first), second.as_ref()].into_iter().flatten().map(String::as_str).collect()
     }
 }
 
-/// By the name that a config would have.
+/// Parses a value by its name in a config.
 fn named<T: for<'a> Deserialize<'a>>(name: &str) -> T {
     from_value(Value::from(name)).unwrap()
 }
@@ -88,10 +88,10 @@ fn assert_close(found: f64, expected: f64, what: &dyn std::fmt::Debug) {
 }
 
 #[test]
-fn lines_are_taken_apart_alike() {
+fn tokenizers_agree() {
     let recorded = recorded();
     for (name, expected) in &recorded.tokens {
-        let tokenizer: Tokenizer = named(name);
+        let tokenizer: BleuTokenizer = named(name);
         assert_eq!(tokenizer.name(), name);
         for (line, expected) in recorded.shown.iter().zip(expected) {
             assert_eq!(tokenizer.words(line).join(" "), *expected, "{name}: {line:?}");
@@ -100,12 +100,13 @@ fn lines_are_taken_apart_alike() {
 }
 
 #[test]
-fn characters_are_of_the_same_class() {
-    let words = |text: String| Tokenizer::Intl.words(&text).len();
+fn character_classes_agree() {
+    let words = |text: String| BleuTokenizer::Intl.words(&text).len();
     let (mut code, mut seen) = (0, 0);
     for (many, class) in recorded().classes {
         for c in (code..code + many).filter_map(char::from_u32).filter(|_| class != "?") {
-            // Symbols part anything, punctuation does not part numbers, and numbers hold on to punctuation.
+            // Symbols separate everything, punctuation does not separate numbers, and punctuation
+            // after a number stays with it.
             let space = c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c);
             let found = (words(format!("a{c}b")), words(format!("1{c}1")), words(format!("{c},")));
             let expected = match class.as_str() {
@@ -124,7 +125,7 @@ fn characters_are_of_the_same_class() {
 }
 
 #[test]
-fn every_line_has_the_same_sums() {
+fn sums_of_every_line_agree() {
     let recorded = recorded();
     for (name, expected) in &recorded.per_line {
         for (line, expected) in expected.iter().enumerate() {
@@ -142,7 +143,7 @@ fn every_line_has_the_same_sums() {
 }
 
 #[test]
-fn a_corpus_has_the_same_scores() {
+fn corpus_scores_agree() {
     let recorded = recorded();
     assert_eq!(recorded.version, SACREBLEU);
     let first: Vec<String> = recorded.lines.iter().map(|(_, first, _)| first.clone()).collect();
@@ -153,7 +154,7 @@ fn a_corpus_has_the_same_scores() {
         let references = match case.references.as_str() {
             "one" => vec![first.clone()],
             "two" => vec![first.clone(), second.clone()],
-            // Lines with one reference among lines with two: not for a corpus in files.
+            // Lines with one reference among lines with two: a corpus in files cannot have them.
             _ => continue,
         };
         let mut corpus = Corpus::new(recorded.hypotheses(), references).unwrap();
@@ -169,7 +170,7 @@ fn a_corpus_has_the_same_scores() {
             assert_eq!(format!("{} = {score:.2}", kind.name()), case.printed);
             continue;
         }
-        let tokenizer: Tokenizer = named(case.tokenize.as_ref().unwrap());
+        let tokenizer: BleuTokenizer = named(case.tokenize.as_ref().unwrap());
         let smoothing: Smoothing = named(case.smooth.as_ref().unwrap());
         let bleu = corpus.bleu(tokenizer).bleu(smoothing);
         assert_close(bleu.score, case.score, &what);
@@ -183,7 +184,7 @@ fn a_corpus_has_the_same_scores() {
 }
 
 #[test]
-fn lines_with_one_reference_may_stand_among_lines_with_two() {
+fn lines_with_one_and_with_two_references_can_be_mixed() {
     let recorded = recorded();
     let cases = recorded.corpora.iter().filter(|case| case.references == "some two" && !case.lowercase);
     let mut checked = 0;
@@ -210,7 +211,7 @@ fn lines_with_one_reference_may_stand_among_lines_with_two() {
 }
 
 #[test]
-fn beginnings_of_the_corpus_and_single_lines_have_the_same_scores() {
+fn scores_of_prefixes_and_single_lines_agree() {
     let recorded = recorded();
     for prefix in &recorded.prefixes {
         let mut sums = BleuSums::default();
@@ -225,7 +226,7 @@ fn beginnings_of_the_corpus_and_single_lines_have_the_same_scores() {
     let smoothings = [Smoothing::Exp, Smoothing::None, Smoothing::Floor, Smoothing::AddK];
     for single in &recorded.singles {
         let (hypothesis, reference, _) = &recorded.lines[single.line];
-        let sums = BleuSums::of(Tokenizer::V13a, hypothesis, &[reference]);
+        let sums = BleuSums::of(BleuTokenizer::V13a, hypothesis, &[reference]);
         let bleu = smoothings.map(|smoothing| sums.bleu(smoothing).score);
         let chrf = [Chrf::Plain, Chrf::PlusPlus].map(|kind| ChrfSums::of(kind, hypothesis, &[reference]).score());
         let found: Vec<f64> = bleu.into_iter().chain(chrf).collect();
@@ -233,12 +234,12 @@ fn beginnings_of_the_corpus_and_single_lines_have_the_same_scores() {
         found.iter().zip(&single.scores).for_each(|(found, score)| assert_close(*found, *score, &single.line));
     }
     let is_smoothed = |single: &Single| single.scores[0] > 0.0 && single.scores[1] == 0.0;
-    assert!(recorded.singles.iter().filter(|single| is_smoothed(single)).count() >= 3, "smoothing is hardly tried");
+    assert!(recorded.singles.iter().filter(|single| is_smoothed(single)).count() >= 3, "too few lines test smoothing");
 }
 
 #[test]
-fn nothing_to_compare_with_is_nothing_in_common() {
-    let sums = BleuSums::of(Tokenizer::V13a, "a b", &[]);
+fn without_references_nothing_matches() {
+    let sums = BleuSums::of(BleuTokenizer::V13a, "a b", &[]);
     assert_eq!((sums.matches, sums.totals, sums.hypothesis, sums.reference), ([0; 4], [2, 1, 0, 0], 2, 0));
     for smoothing in ["exp", "floor", "add-k", "none"] {
         assert_eq!(sums.bleu(named(smoothing)).score, 0.0);
@@ -251,7 +252,7 @@ fn nothing_to_compare_with_is_nothing_in_common() {
 }
 
 #[test]
-fn counts_that_cannot_be_do_no_harm() {
+fn impossible_counts_do_no_harm() {
     let mut sums = BleuSums::from_counts([u64::MAX; 10]);
     sums.add(&sums.clone());
     assert_eq!(sums.to_counts(), [u64::MAX; 10]);
@@ -265,7 +266,7 @@ fn counts_that_cannot_be_do_no_harm() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However lines are spread over ranks, the sums of all are those of the corpus.
+    /// For any distribution of lines over ranks, the added sums are those of the corpus.
     #[test]
     fn sums_of_parts_are_the_sums_of_the_whole(
         lines in prop::collection::vec(("[abAB1., ]{0,20}", "[abAB1., ]{0,20}", 0usize..4), 0..40),
@@ -275,22 +276,22 @@ proptest! {
         let corpus = Corpus::new(hypotheses, vec![references]).unwrap();
         let (mut bleu, mut chrf) = (vec![BleuSums::default(); 4], vec![ChrfSums::default(); 4]);
         for (hypothesis, reference, rank) in &lines {
-            bleu[*rank].add(&BleuSums::of(Tokenizer::V13a, hypothesis, &[reference]));
+            bleu[*rank].add(&BleuSums::of(BleuTokenizer::V13a, hypothesis, &[reference]));
             chrf[*rank].add(&ChrfSums::of(Chrf::PlusPlus, hypothesis, &[reference]));
         }
         let (mut all_bleu, mut all_chrf) = (BleuSums::default(), ChrfSums::default());
         bleu.iter().for_each(|sums| all_bleu.add(&BleuSums::from_counts(sums.to_counts())));
         chrf.iter().for_each(|sums| all_chrf.add(&ChrfSums::from_counts(sums.to_counts())));
-        prop_assert_eq!(&all_bleu, &corpus.bleu(Tokenizer::V13a));
+        prop_assert_eq!(&all_bleu, &corpus.bleu(BleuTokenizer::V13a));
         prop_assert_eq!(&all_chrf, &corpus.chrf(Chrf::PlusPlus));
         let (score, chrf) = (all_bleu.bleu(Smoothing::Exp).score, all_chrf.score());
         prop_assert!((0.0..=100.0 + 1e-9).contains(&score) && (0.0..=100.0 + 1e-9).contains(&chrf));
     }
 
-    /// Any text at all, and what it shares with itself is everything.
+    /// Any text matches itself completely.
     #[test]
     fn a_line_matches_itself(line in "\\PC{0,40}|.{0,40}") {
-        for tokenizer in [Tokenizer::V13a, Tokenizer::Intl, Tokenizer::None] {
+        for tokenizer in [BleuTokenizer::V13a, BleuTokenizer::Intl, BleuTokenizer::None] {
             let sums = BleuSums::of(tokenizer, &line, &["", &line]);
             prop_assert_eq!(sums.matches, sums.totals);
             prop_assert_eq!(sums.hypothesis, sums.totals[0]);

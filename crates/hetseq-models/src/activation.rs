@@ -1,16 +1,17 @@
-//! The functions between two linear layers, by their names in `config.json`.
+//! Activation functions, by their names in `config.json`.
 
 use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu_approximate, relu, silu};
 use hetseq_kernels::gelu;
 use serde::{Deserialize, Serialize};
 
+/// An activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// Exact, by the error function.
+    /// Exact, with the error function.
     Gelu,
-    /// Approximated by the hyperbolic tangent.
+    /// Approximated with the hyperbolic tangent.
     #[serde(alias = "gelu_pytorch_tanh")]
     GeluNew,
     Relu,

@@ -1,30 +1,37 @@
-//! Beam search, for whatever gives scores to continuations. Pure: it decides, [`Continue`] computes.
+//! Beam search over any [`BeamModel`]. Pure: it only selects hypotheses; the model computes scores.
 //!
-//! Scores of finished hypotheses are sums of log-probabilities divided by length^penalty (the end counts as a token). The rules
-//! are those of transformers' `generate` with `early_stopping = False`, so that both find the same: of the `2 beam` best continuations,
-//! those that end count if they are among the first `beam`; a sentence is done when it has `beam` finished hypotheses and
-//! no open one is better by its score of now. With a beam of one it is done at the first end: that is greedy.
+//! The score of a finished hypothesis is its sum of log-probabilities divided by length^penalty;
+//! the end counts as a token. The rules are those of transformers' `generate` with
+//! `early_stopping = False`, so that both find the same result. Of the `2 beam` best continuations,
+//! those that end count if they are among the first `beam`. A sentence is done when it has `beam`
+//! finished hypotheses and no open one has a better score at present. With a beam of one it is done
+//! at the first end: greedy search.
 
-/// What continues hypotheses. Rows are hypotheses; those of a sentence follow each other, as many of each.
-pub trait Continue {
-    /// Appends a token to each row; of each row the best `count` continuations as (token, log-probability), best first.
+/// A model that scores continuations. Rows are hypotheses. Those of a sentence are adjacent, and
+/// each sentence has the same number of them.
+pub trait BeamModel {
+    /// Appends a token to each row. Returns the best `count` continuations of each row as
+    /// (token, log-probability), best first.
     fn step(&mut self, tokens: &[u32], count: usize) -> Vec<Vec<(u32, f32)>>;
-    /// Goes on with these rows, some perhaps twice; with `sentences`, these of the present ones only.
-    fn choose(&mut self, rows: &[usize], sentences: Option<&[usize]>);
+    /// Replaces the rows by these rows, which may repeat. With `sentences`, keeps only these of the
+    /// current sentences.
+    fn reorder(&mut self, rows: &[usize], sentences: Option<&[usize]>);
 }
 
+/// Settings of [`search`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BeamSettings {
-    /// How many hypotheses of a sentence are followed; 1 is greedy.
+    /// Beam width: number of hypotheses per sentence. 1 is greedy search.
     pub beam: usize,
-    /// Above zero longer ones are favoured; 0 compares plain sums.
+    /// Above zero, longer hypotheses are favoured. 0 compares plain sums.
     pub length_penalty: f64,
     pub start: u32,
     pub end: u32,
-    /// Never said.
+    /// A token that is never generated.
     pub banned: Option<u32>,
 }
 
+/// A finished hypothesis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
     /// Without start and end.
@@ -32,29 +39,33 @@ pub struct Hypothesis {
     pub score: f64,
 }
 
+/// A hypothesis that has not ended.
 struct Open {
     tokens: Vec<u32>,
     sum: f64,
-    /// Its row in [`Continue`].
+    /// Its row in [`BeamModel`].
     row: usize,
 }
 
 struct Sentence {
     index: usize,
-    /// The most tokens it may have, the end included.
+    /// Maximum tokens, including the end.
     limit: usize,
     open: Vec<Open>,
     finished: Vec<Hypothesis>,
     is_done: bool,
 }
 
-/// For each sentence its finished hypotheses, at most `beam`, best first. `limits` says how many tokens each may have at most,
-/// the end included and at least one; a hypothesis that reaches its limit is finished as it is.
-pub fn search(model: &mut impl Continue, limits: &[usize], settings: &BeamSettings) -> Vec<Vec<Hypothesis>> {
+/// Returns the finished hypotheses of each sentence, at most `beam`, best first.
+///
+/// `limits` holds the maximum tokens of each sentence, including the end; each is at least one. A
+/// hypothesis that reaches its limit is finished as it is.
+pub fn search(model: &mut impl BeamModel, limits: &[usize], settings: &BeamSettings) -> Vec<Vec<Hypothesis>> {
     let beam = settings.beam.max(1);
     let mut results = vec![Vec::new(); limits.len()];
     let begin = |(index, &limit): (usize, &usize)| {
-        // All rows alike, of which only the first counts: with the others the search would find everything `beam` times.
+        // All rows are equal, so only the first counts. Otherwise every result would appear `beam`
+        // times.
         let open = (0..beam).map(|slot| Open {
             tokens: Vec::new(),
             sum: if slot == 0 { 0.0 } else { f64::NEG_INFINITY },
@@ -81,7 +92,7 @@ pub fn search(model: &mut impl Continue, limits: &[usize], settings: &BeamSettin
         }
         let is_same = are_all && rows.iter().copied().eq(0..rows.len());
         if !is_same && !sentences.is_empty() {
-            model.choose(&rows, (!are_all).then_some(&kept));
+            model.reorder(&rows, (!are_all).then_some(&kept));
         }
     }
     results
@@ -98,7 +109,7 @@ impl Sentence {
             let allowed = best.iter().filter(|(token, _)| Some(*token) != settings.banned);
             candidates.extend(allowed.map(|&(token, score)| (open.sum + f64::from(score), from, token)));
         }
-        // Ties fall to the earlier hypothesis and the smaller token.
+        // Ties: the earlier hypothesis, then the smaller token.
         candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
         candidates.truncate(2 * beam);
         let length = self.open[0].tokens.len() + 1;
@@ -128,7 +139,8 @@ impl Sentence {
             (Some(_), None) => false,
             (Some(open), Some(worst)) => beam == 1 || open <= worst,
         };
-        // Where there are fewer continuations than slots (a vocabulary of few words) the rest stay empty.
+        // With fewer continuations than slots (a very small vocabulary), the other slots stay
+        // empty.
         if let Some(row) = open.first().map(|open| open.row) {
             open.resize_with(beam, || Open { tokens: vec![settings.end; length], sum: f64::NEG_INFINITY, row });
         }
@@ -145,15 +157,15 @@ mod tests {
     const WORDS: u32 = 4;
     const END: u32 = 0;
 
-    /// Log-probabilities that depend on all that was said.
-    struct Toy {
+    /// A model whose log-probabilities depend on all previous tokens.
+    struct ToyModel {
         seed: u64,
-        /// What each row has read, and of which sentence it is.
+        /// Sentence and tokens of each row.
         rows: Vec<(u64, Vec<u32>)>,
     }
 
-    fn continuations(seed: u64, sentence: u64, said: &[u32]) -> Vec<(u32, f32)> {
-        let key = said.iter().fold(Key::root(seed).index(sentence), |key, &token| key.index(u64::from(token)));
+    fn continuations(seed: u64, sentence: u64, prefix: &[u32]) -> Vec<(u32, f32)> {
+        let key = prefix.iter().fold(Key::root(seed).index(sentence), |key, &token| key.index(u64::from(token)));
         let weights: Vec<f64> = (0..WORDS).map(|word| f64::from(key.between(word, 0.02, 1.0))).collect();
         let total: f64 = weights.iter().sum();
         let mut scored: Vec<(u32, f32)> =
@@ -162,35 +174,35 @@ mod tests {
         scored
     }
 
-    impl Toy {
+    impl ToyModel {
         fn new(seed: u64, sentences: u64, beam: usize) -> Self {
-            Toy { seed, rows: (0..sentences).flat_map(|sentence| vec![(sentence, Vec::new()); beam]).collect() }
+            ToyModel { seed, rows: (0..sentences).flat_map(|sentence| vec![(sentence, Vec::new()); beam]).collect() }
         }
     }
 
-    impl Continue for Toy {
+    impl BeamModel for ToyModel {
         fn step(&mut self, tokens: &[u32], count: usize) -> Vec<Vec<(u32, f32)>> {
             assert_eq!(tokens.len(), self.rows.len());
-            for ((_, said), &token) in self.rows.iter_mut().zip(tokens) {
-                said.push(token);
+            for ((_, prefix), &token) in self.rows.iter_mut().zip(tokens) {
+                prefix.push(token);
             }
-            // The start is no part of what was said.
-            let best = |(sentence, said): &(u64, Vec<u32>)| continuations(self.seed, *sentence, &said[1..]);
+            // Without the start token.
+            let best = |(sentence, prefix): &(u64, Vec<u32>)| continuations(self.seed, *sentence, &prefix[1..]);
             self.rows.iter().map(best).map(|best| best.into_iter().take(count).collect()).collect()
         }
 
-        fn choose(&mut self, rows: &[usize], _: Option<&[usize]>) {
+        fn reorder(&mut self, rows: &[usize], _: Option<&[usize]>) {
             self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
         }
     }
 
-    /// The best of all there is.
+    /// The best of all possible hypotheses.
     fn best_of_all(seed: u64, sentence: u64, limit: usize, penalty: f64) -> Hypothesis {
         let mut best: Option<Hypothesis> = None;
         let mut open = vec![(Vec::new(), 0.0)];
-        while let Some((said, sum)) = open.pop() {
-            for (token, score) in continuations(seed, sentence, &said) {
-                let (mut tokens, sum, length) = (said.clone(), sum + f64::from(score), said.len() + 1);
+        while let Some((prefix, sum)) = open.pop() {
+            for (token, score) in continuations(seed, sentence, &prefix) {
+                let (mut tokens, sum, length) = (prefix.clone(), sum + f64::from(score), prefix.len() + 1);
                 if token != END {
                     tokens.push(token);
                 }
@@ -212,11 +224,11 @@ mod tests {
     }
 
     #[test]
-    fn a_beam_that_holds_everything_finds_the_best_there_is() {
-        // With plain sums nothing that is worse now can become better.
+    fn an_exhaustive_beam_finds_the_best() {
+        // With plain sums, a hypothesis that is worse now cannot become better.
         for seed in 0..20 {
             let (limits, beam) = ([1, 4, 2, 3], 64);
-            let found = search(&mut Toy::new(seed, 4, beam), &limits, &settings(beam, 0.0));
+            let found = search(&mut ToyModel::new(seed, 4, beam), &limits, &settings(beam, 0.0));
             for (sentence, (found, &limit)) in found.iter().zip(&limits).enumerate() {
                 let best = best_of_all(seed, sentence as u64, limit, 0.0);
                 assert_eq!(found[0].tokens, best.tokens, "seed {seed}, sentence {sentence}");
@@ -227,17 +239,17 @@ mod tests {
     }
 
     #[test]
-    fn sentences_do_not_see_each_other_and_wider_beams_do_not_lose() {
+    fn sentences_are_independent_and_an_exhaustive_beam_is_no_worse_than_greedy() {
         for seed in 0..20 {
             let mut before = [f64::NEG_INFINITY; 5];
             for beam in [1, 2, 3, 8, 64] {
-                let together = search(&mut Toy::new(seed, 5, beam), &[6; 5], &settings(beam, 0.0));
+                let together = search(&mut ToyModel::new(seed, 5, beam), &[6; 5], &settings(beam, 0.0));
                 for (sentence, found) in together.iter().enumerate() {
                     assert!(!found.is_empty() && found.len() <= beam);
-                    let mut alone = Toy::new(seed, 5, beam);
+                    let mut alone = ToyModel::new(seed, 5, beam);
                     alone.rows = vec![(sentence as u64, Vec::new()); beam];
                     assert_eq!(&search(&mut alone, &[6], &settings(beam, 0.0))[0], found);
-                    // Not so from each width to the next, but from greedy to everything.
+                    // Holds from greedy to exhaustive search, not from each width to the next.
                     if beam == 1 || beam == 64 {
                         assert!(found[0].score >= before[sentence] - 1e-9);
                         before[sentence] = found[0].score;
@@ -248,10 +260,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_banned_is_never_said() {
+    fn a_banned_token_is_never_generated() {
         for beam in [1, 3] {
             let settings = BeamSettings { banned: Some(2), ..settings(beam, 1.0) };
-            let found = search(&mut Toy::new(5, 6, beam), &[8; 6], &settings);
+            let found = search(&mut ToyModel::new(5, 6, beam), &[8; 6], &settings);
             assert!(found.iter().flatten().all(|hypothesis| !hypothesis.tokens.contains(&2)));
         }
     }

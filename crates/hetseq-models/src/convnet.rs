@@ -1,8 +1,9 @@
-//! A small convolutional network for small images: two convolutions that halve the image, two linear layers,
-//! dropout before each of them. No batch norm: nothing here mixes samples.
+//! A small convolutional network for small images: two convolutions that halve the image, then two
+//! linear layers with dropout before each. No batch norm, which mixes samples.
 //!
-//! Strides and SiLU rather than max pooling and rectifiers: those have kinks, where a difference in the last bit chooses
-//! another branch, and after some tens of updates two splits of the same batch would no longer agree to 1e-4.
+//! It uses strides and SiLU instead of max pooling and ReLU. Those have kinks, where a difference
+//! in the last bit selects another branch: after some tens of updates, two splits of the same batch
+//! would no longer agree to 1e-4.
 
 use burn::module::Module;
 use burn::tensor::activation::silu;
@@ -13,6 +14,7 @@ use hetseq_random::Key;
 use crate::layers::{Conv2d, Linear};
 use crate::{Init, Network};
 
+/// The network. See the module documentation.
 #[derive(Module, Debug)]
 pub struct ConvNet {
     conv1: Conv2d,
@@ -22,11 +24,12 @@ pub struct ConvNet {
 }
 
 impl Network for ConvNet {
-    /// A small last layer: at the start all classes are about equally likely, and the loss is that of guessing.
+    /// The last layer starts small: all classes are about equally likely, so the initial loss is
+    /// that of guessing.
     fn init(&self, name: &str, shape: &[usize]) -> Init {
         match name {
             "fc2.weight" => Init::Normal { std: 0.01 },
-            _ => Init::for_rectifiers(name, shape),
+            _ => Init::kaiming(name, shape),
         }
     }
 }
@@ -42,7 +45,7 @@ impl ConvNet {
         }
     }
 
-    /// `images` is [sample, channel, height, width]; the answer [sample, class] are logits. `keys` as in
+    /// Returns logits [sample, class] for `images` [sample, channel, height, width]. `keys` as in
     /// [`dropout`]: one per sample, none when evaluating.
     pub fn forward(&self, images: Tensor<4>, rate: f32, keys: &[Key]) -> Tensor<2> {
         let site = |site: u64| -> Vec<Key> { keys.iter().map(|key| key.index(site)).collect() };

@@ -1,5 +1,6 @@
-//! The layers that models are made of. They differ from Burn's in two ways: weights lie as PyTorch lays them out
-//! (`[out, in, ...]`), so that checkpoints are read by others as they are, and nothing is initialised at random here.
+//! Layers for models. They differ from Burn's in two ways. Weights have PyTorch's layout,
+//! `[out, in, ...]`, so that other programs can read checkpoints. Nothing is initialised at random
+//! (see [`Network::init`](crate::Network::init)).
 
 use burn::module::{Module, Param};
 use burn::tensor::ops::ConvOptions;
@@ -23,7 +24,8 @@ impl Linear {
     }
 }
 
-/// A square two-dimensional convolution, padded so that with stride one the image keeps its size.
+/// A two-dimensional convolution with a square kernel, padded so that stride one keeps the image
+/// size.
 #[derive(Module, Debug)]
 pub struct Conv2d {
     pub weight: Param<Tensor<4>>,
@@ -33,13 +35,13 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// `kernel` is odd.
+    /// `kernel` must be odd.
     pub fn new(inputs: usize, outputs: usize, kernel: usize, stride: usize, device: &Device) -> Self {
         let bias = Some(zeros([outputs], device));
         Conv2d { bias, ..Conv2d::without_bias(inputs, outputs, kernel, stride, device) }
     }
 
-    /// For a convolution before a norm, which would take a bias out again.
+    /// For a convolution before a norm, which would cancel a bias.
     pub fn without_bias(inputs: usize, outputs: usize, kernel: usize, stride: usize, device: &Device) -> Self {
         Conv2d { weight: zeros([outputs, inputs, kernel, kernel], device), bias: None, stride }
     }
@@ -52,8 +54,8 @@ impl Conv2d {
     }
 }
 
-/// Group norm (Wu and He, 2018): the channels of a group are normalised together, over all pixels of one image. Takes the
-/// place of batch norm, which mixes samples.
+/// Group norm (Wu and He, 2018): normalises the channels of a group over all pixels of one image.
+/// Replaces batch norm, which mixes samples.
 #[derive(Module, Debug)]
 pub struct GroupNorm {
     pub weight: Param<Tensor<1>>,
@@ -63,20 +65,20 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// As PyTorch's.
+    /// PyTorch's default.
     const EPSILON: f64 = 1e-5;
-    const MOST_GROUPS: usize = 32;
+    const MAX_GROUPS: usize = 32;
 
-    /// 32 groups, or fewer if the channels cannot be cut into so many.
+    /// Uses 32 groups, or fewer if 32 does not divide the channels.
     pub fn new(channels: usize, device: &Device) -> Self {
-        // Zeros and not ones: the trainer fills them in (see `Network::init`).
+        // Zeros instead of ones: the trainer sets all parameters (see `Network::init`).
         let (weight, bias) = (zeros([channels], device), zeros([channels], device));
         GroupNorm { weight, bias, groups: Self::groups_of(channels) }
     }
 
-    /// The largest power of two that divides `channels`, but 32 at most.
+    /// The largest power of two up to 32 that divides `channels`.
     pub fn groups_of(channels: usize) -> usize {
-        (1 << channels.trailing_zeros().min(31)).min(Self::MOST_GROUPS)
+        (1 << channels.trailing_zeros().min(31)).min(Self::MAX_GROUPS)
     }
 
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
@@ -85,7 +87,8 @@ impl GroupNorm {
         let grouped = input.reshape([samples, groups, channels / groups * height * width]);
         let centred = grouped.clone() - grouped.mean_dim(2);
         let variance = (centred.clone() * centred.clone()).mean_dim(2);
-        // Both factors in one small tensor first: each pass over the pixels costs as much as all of this.
+        // Combine both factors in one small tensor first: one pass over the pixels costs as much as
+        // all this.
         let inverse = (variance + Self::EPSILON).sqrt().recip();
         let factor = inverse * self.weight.val().reshape([1, groups, channels / groups]);
         let pixels = centred.reshape([samples, channels, height * width]);
@@ -113,7 +116,7 @@ impl LayerNorm {
     }
 }
 
-/// A table of vectors, looked up by id.
+/// A lookup table of vectors.
 #[derive(Module, Debug)]
 pub struct Embedding {
     pub weight: Param<Tensor<2>>,
@@ -124,7 +127,7 @@ impl Embedding {
         Embedding { weight: zeros([entries, features], device) }
     }
 
-    /// `ids` is [sample, position]; the answer has the features as third dimension.
+    /// Looks up `ids` [sample, position]. Returns [sample, position, feature].
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         hetseq_kernels::embedding(self.weight.val(), ids)
     }

@@ -1,10 +1,11 @@
-//! One file, one model. Weights are laid out and named as PyTorch does it, so that a checkpoint needs no translation.
+//! Models, one file or folder each. Parameters have PyTorch's names and memory layout, so
+//! checkpoints need no conversion.
 
 mod activation;
 pub mod attention;
 pub mod beam;
 pub mod bert;
-mod config;
+mod config_error;
 pub mod convnet;
 pub mod layers;
 pub mod loss;
@@ -15,6 +16,6 @@ pub mod resnet;
 pub mod transformer;
 
 pub use activation::Activation;
-pub use config::ConfigError;
+pub use config_error::ConfigError;
 pub use network::{Init, Network};
 pub use path::ParameterPath;

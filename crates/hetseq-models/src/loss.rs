@@ -1,3 +1,3 @@
-//! Losses as sums: what to divide by is known only when all machines have counted.
+//! Losses as sums. The divisor is known only after all machines have counted.
 
 pub use hetseq_kernels::{cross_entropy_sum, smoothed_cross_entropy_sum};

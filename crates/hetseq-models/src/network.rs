@@ -1,26 +1,31 @@
-//! What the trainer asks of a model beyond being a Burn module: how each parameter starts.
+//! The [`Network`] trait: what the trainer needs of a model besides being a Burn module, namely the
+//! initial value of each parameter.
 //!
-//! Parameters are initialised on the host, keyed by their name, never by Burn's initialisers: the same seed gives the
-//! same model on every device, in whatever order the layers are built.
+//! Parameters are initialised on the host and keyed by name, never by Burn's initialisers. The same
+//! seed gives the same model on every device, in any order of building the layers.
 
 use burn::module::Module;
 use hetseq_random::Key;
 
-/// A model that can be trained. Build it with any values (zeros are fine): the trainer fills in the parameters.
+/// A model that can be trained. Build it with any values (zeros are fine): the trainer sets the
+/// parameters.
 pub trait Network: Module {
-    /// How the parameter `name` (a path such as `conv1.weight`) starts; see [`Init::for_rectifiers`].
+    /// Initialisation of the parameter `name`, a path such as `conv1.weight`. By default
+    /// [`Init::kaiming`].
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::for_rectifiers(name, shape)
+        Init::kaiming(name, shape)
     }
 }
 
+/// Initialisation of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
     Constant(f32),
     Normal {
         std: f64,
     },
-    /// Normal, except for one row of the table (rows are `width` wide), which is zero: the embedding of padding.
+    /// Normal, except for one row (of `width` values) of the table, which is zero: the embedding of
+    /// padding.
     NormalExceptRow {
         std: f64,
         width: usize,
@@ -33,19 +38,20 @@ pub enum Init {
 }
 
 impl Init {
-    /// Suits networks of rectifiers: biases zero, norm weights one, all else normal with variance 2 / fan-in
-    /// (He et al., 2015).
-    pub fn for_rectifiers(name: &str, shape: &[usize]) -> Init {
+    /// Kaiming initialisation for networks with ReLU (He et al., 2015): biases zero, norm weights
+    /// one, others normal with variance 2 / fan-in.
+    pub fn kaiming(name: &str, shape: &[usize]) -> Init {
         if name.ends_with("bias") {
             return Init::Constant(0.0);
         }
         match shape {
             [] | [_] => Init::Constant(1.0),
-            // [out, in, kernel...], as PyTorch lays weights out.
+            // [out, in, kernel...], PyTorch's layout.
             [_, rest @ ..] => Init::Normal { std: (2.0 / rest.iter().product::<usize>().max(1) as f64).sqrt() },
         }
     }
 
+    /// Writes the initial values to `out`.
     pub fn fill(self, key: Key, out: &mut [f32]) {
         match self {
             Init::Constant(value) => out.fill(value),

@@ -1,34 +1,39 @@
-//! What a parameter is called: the path of fields that leads to it. The one place that knows how a name in Rust becomes a
-//! name in a checkpoint; whoever visits a module's parameters keeps a [`ParameterPath`].
+//! Parameter names: the path of fields to a parameter. Only this module converts names in Rust to
+//! names in a checkpoint. Every visitor of a module's parameters uses a [`ParameterPath`].
 
-/// Where a visitor is in a module. Hand it `enter_module` and `exit_module`, ask for the name at a parameter.
+/// The position of a visitor in a module. Call [`enter`](ParameterPath::enter) and
+/// [`exit`](ParameterPath::exit) from `enter_module` and `exit_module`, and
+/// [`name`](ParameterPath::name) at a parameter.
 ///
-/// Names are those of the fields, joined by dots, so a model that takes over a published model's field names takes over
-/// its checkpoints too. Two exceptions: a trailing underscore is left out, for names that are words of Rust
-/// (`self_` is `self`), and an enum adds nothing, since it is a choice between models and not a layer.
+/// A name consists of the field names, joined by dots. So a model with the field names of a
+/// published model can load its checkpoints. Two exceptions: a trailing underscore is dropped, for
+/// field names that are Rust keywords (`self_` is `self`), and an enum adds nothing, because it
+/// selects a model and is not a layer.
 #[derive(Debug, Default)]
 pub struct ParameterPath(Vec<String>);
 
 impl ParameterPath {
-    /// As in Burn's visitors: `container` is `Struct:Name`, `Enum:Name`, `Vec`, ...
+    /// Enters a field. `container` has Burn's format: `Struct:Name`, `Enum:Name`, `Vec`, ...
     pub fn enter(&mut self, field: &str, container: &str) {
-        if !is_choice(container) {
+        if !is_enum(container) {
             self.0.push(field.strip_suffix('_').unwrap_or(field).to_owned());
         }
     }
 
+    /// Leaves the current field.
     pub fn exit(&mut self, container: &str) {
-        if !is_choice(container) {
+        if !is_enum(container) {
             self.0.pop();
         }
     }
 
+    /// The name at the current position.
     pub fn name(&self) -> String {
         self.0.join(".")
     }
 }
 
-fn is_choice(container: &str) -> bool {
+fn is_enum(container: &str) -> bool {
     container.starts_with("Enum:")
 }
 
@@ -37,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_joined_without_choices_and_trailing_underscores() {
+    fn names_have_no_enums_and_no_trailing_underscores() {
         let mut path = ParameterPath::default();
         for (field, container) in [("ConvNet", "Enum:Model"), ("self_", "Struct:A"), ("0", "Vec"), ("w_x", "Struct:B")]
         {

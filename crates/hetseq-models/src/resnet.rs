@@ -1,8 +1,9 @@
-//! Residual networks (He et al., 2016) of 18, 34 and 50 layers, with group norm in place of batch norm, since nothing here
-//! mixes samples.
+//! Residual networks (He et al., 2016) with 18, 34 and 50 layers. Group norm replaces batch norm,
+//! which mixes samples.
 //!
-//! Parameters have the names, shapes and starting values of torchvision's `resnet18(norm_layer=lambda c: GroupNorm(32, c))`
-//! and its like, so that weights go either way as they are; the norms keep the names `bn1`, `bn2` there too.
+//! Parameters have the names, shapes and initial values of torchvision's
+//! `resnet18(norm_layer=lambda c: GroupNorm(32, c))` and its variants, so that weights can be
+//! exchanged in both directions. The norms keep the names `bn1`, `bn2`.
 
 use burn::module::Module;
 use burn::tensor::activation::relu;
@@ -15,6 +16,7 @@ use hetseq_random::Key;
 use crate::layers::{Conv2d, GroupNorm, Linear};
 use crate::{Init, Network};
 
+/// Number of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     Eighteen,
@@ -31,22 +33,22 @@ impl Depth {
         }
     }
 
-    /// How many times as many channels a block puts out as it works with.
+    /// Ratio of a block's output channels to its inner channels.
     fn expansion(self) -> usize {
         if self == Depth::Fifty { 4 } else { 1 }
     }
 }
 
-/// How an image enters the network.
+/// The first layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stem {
-    /// A 7 x 7 convolution and a pooling, which halve the image twice: for photographs.
+    /// A 7 x 7 convolution and max pooling, each of which halves the image: for photographs.
     Large,
-    /// A 3 x 3 convolution that keeps the size: for images of 64 pixels and less.
+    /// A 3 x 3 convolution that keeps the size: for images of up to 64 pixels.
     Small,
 }
 
-/// What to build.
+/// The size of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     pub depth: Depth,
@@ -58,6 +60,7 @@ pub struct Shape {
     pub classes: usize,
 }
 
+/// A residual network.
 #[derive(Module, Debug)]
 pub struct ResNet {
     conv1: Conv2d,
@@ -72,14 +75,14 @@ pub struct ResNet {
 }
 
 impl Network for ResNet {
-    /// As torchvision: convolutions normal with variance 2 / fan-out, norms the identity, the last layer uniform within
-    /// 1 / sqrt(fan-in), its bias too.
+    /// As in torchvision: convolutions normal with variance 2 / fan-out, norms the identity, the
+    /// last layer and its bias uniform within 1 / sqrt(fan-in).
     fn init(&self, name: &str, shape: &[usize]) -> Init {
         let last_layer = Init::Uniform { bound: (1.0 / (self.fc.weight.dims()[1] as f64).sqrt()) as f32 };
         match shape {
             _ if name.starts_with("fc.") => last_layer,
             [out, _, rows, columns] => Init::Normal { std: (2.0 / (out * rows * columns) as f64).sqrt() },
-            _ => Init::for_rectifiers(name, shape),
+            _ => Init::kaiming(name, shape),
         }
     }
 }
@@ -110,8 +113,8 @@ impl ResNet {
         }
     }
 
-    /// `images` is [sample, channel, height, width]; the answer [sample, class] are logits. Dropout, if any, is before the
-    /// last layer; `keys` as in [`dropout`].
+    /// Returns logits [sample, class] for `images` [sample, channel, height, width]. Dropout, if
+    /// any, is before the last layer. `keys` as in [`dropout`].
     pub fn forward(&self, images: Tensor<4>, rate: f32, keys: &[Key]) -> Tensor<2> {
         let mut x = relu(self.bn1.forward(self.conv1.forward(images)));
         if self.has_pooling {
@@ -121,13 +124,13 @@ impl ResNet {
             x = block.forward(x);
         }
         let [samples, channels, height, width] = x.dims();
-        // The mean over all pixels, as a reduction: pooling over the whole image is slow to differentiate.
+        // The mean over all pixels as a reduction: the gradient of global pooling is slow.
         let x = x.reshape([samples, channels, height * width]).mean_dim(2).reshape([samples, channels]);
         self.fc.forward(dropout(x, rate, keys))
     }
 }
 
-/// A residual block: two 3 x 3 convolutions, or (50 layers) a 3 x 3 between two of 1 x 1.
+/// A residual block: two 3 x 3 convolutions, or (50 layers) a 3 x 3 between two 1 x 1 convolutions.
 #[derive(Module, Debug)]
 struct Block {
     conv1: Conv2d,
@@ -136,7 +139,7 @@ struct Block {
     bn2: GroupNorm,
     conv3: Option<Conv2d>,
     bn3: Option<GroupNorm>,
-    /// Brings the shortcut to the size of the output, where they differ.
+    /// Adapts the shortcut to the size of the output if they differ.
     downsample: Option<(Conv2d, GroupNorm)>,
 }
 
@@ -144,7 +147,7 @@ impl Block {
     fn new(depth: Depth, inputs: usize, inner: usize, stride: usize, device: &Device) -> Self {
         let outputs = inner * depth.expansion();
         let is_bottleneck = depth == Depth::Fifty;
-        // The stride is in the 3 x 3 convolution, as in torchvision, also of a bottleneck.
+        // The stride is in the 3 x 3 convolution, also in a bottleneck, as in torchvision.
         let (kernel1, stride1, stride2) = if is_bottleneck { (1, 1, stride) } else { (3, stride, 1) };
         let changes = stride != 1 || inputs != outputs;
         let shortcut = || (Conv2d::without_bias(inputs, outputs, 1, stride, device), GroupNorm::new(outputs, device));

@@ -1,10 +1,9 @@
-//! Everything that can go wrong in this crate, as one enum whose variants carry the facts.
+//! The errors of this crate, as one enum whose variants carry the details.
 //!
-//! Buffers of the wrong length handed to a step are no variant: the caller made them from the same
-//! layout, so a mismatch is a defect of the program and asserts. What a user, a file or a peer can
-//! get wrong is here.
+//! It covers mistakes of users, files and peers. A step with buffers of the wrong length is not a
+//! variant: the caller made them from the same layout, so a mismatch is a bug and panics.
 
-/// A layout, a configuration or a saved state that cannot be used.
+/// An invalid layout, configuration or saved state.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum OptimError {
     #[error(
@@ -21,7 +20,7 @@ pub enum OptimError {
 
     #[error("{owner}: `{key}` is {value}, but it must be {rule}")]
     Setting {
-        /// Which optimizer or schedule, as it is called in the configuration.
+        /// The optimizer or schedule, with its name in the configuration.
         owner: String,
         key: &'static str,
         value: String,
@@ -29,14 +28,14 @@ pub enum OptimError {
     },
 
     #[error(
-        "the saved optimizer state has no `{name}`, which {optimizer} needs here; it was saved with other \
-         settings or is incomplete: set the optimizer as in the saved run, or start without its state"
+        "the saved optimizer state has no `{name}`, which {optimizer} needs; it was saved with other \
+         settings or is incomplete: use the optimizer settings of the saved run, or start without its state"
     )]
     MissingState { name: String, optimizer: &'static str },
 
     #[error(
-        "the saved optimizer state has `{name}`, which {optimizer} does not use here (it uses {used}); it was \
-         saved with other settings: set the optimizer as in the saved run, or start without its state"
+        "the saved optimizer state has `{name}`, which {optimizer} does not use (it uses {used}); it was \
+         saved with other settings: use the optimizer settings of the saved run, or start without its state"
     )]
     UnknownState { name: String, optimizer: &'static str, used: String },
 

@@ -1,12 +1,12 @@
-//! Arithmetic on whole flat buffers that is no optimizer's: devices' gradients are put together with it, and values that
-//! are not finite are found.
+//! Arithmetic on whole flat buffers, outside of the optimizers: sums of device gradients, and
+//! checks for values that are not finite. Called by the trainer and by the optimizers.
 
 use rayon::prelude::*;
 
-/// Large enough that splitting the addition over threads pays.
+/// Elements per task: large enough that splitting the addition over threads is faster.
 const PARALLEL_CHUNK: usize = 1 << 16;
 
-/// `sum += more`, each number by itself.
+/// `sum += more`, element by element.
 pub fn add(sum: &mut [f32], more: &[f32]) {
     let add = |(sum, more): (&mut [f32], &[f32])| {
         for (sum, value) in sum.iter_mut().zip(more) {
@@ -16,7 +16,7 @@ pub fn add(sum: &mut [f32], more: &[f32]) {
     sum.par_chunks_mut(PARALLEL_CHUNK).zip(more.par_chunks(PARALLEL_CHUNK)).for_each(add);
 }
 
-/// Divides by the scale, a power of two, and tells whether all are numbers.
+/// Divides by `scale`, a power of two. Returns whether all results are finite.
 pub fn unscale(gradients: &mut [f32], scale: f32) -> bool {
     let factor = 1.0 / scale;
     let mut is_finite = true;
@@ -40,17 +40,19 @@ pub(crate) fn are_finite(values: &[f32]) -> bool {
     is_clear(values.iter().fold(0, |flags, value| flags | flag(*value)))
 }
 
-/// Bits of which the highest is set if and only if `value` is infinite or NaN. The flags of many values can be joined by
-/// `|`, in any order, so that loops that write values can check them on the way and are vectorised still.
+/// Bits of which the highest is set if and only if `value` is infinite or NaN. Flags of many values
+/// can be combined with `|` in any order, so that loops can check the values that they write and
+/// are still vectorised.
 #[inline(always)]
 pub(crate) fn flag(value: f32) -> u32 {
     const MAGNITUDE: u32 = 0x7fff_ffff;
-    // The smallest bit of the exponent: added to an exponent of ones it carries into the sign.
+    // The lowest bit of the exponent: added to an exponent of all ones, it carries into the sign
+    // bit.
     const CARRY: u32 = 0x0080_0000;
     (value.to_bits() & MAGNITUDE).wrapping_add(CARRY)
 }
 
-/// Whether none of the flags that were joined was set.
+/// Whether none of the combined flags is set.
 #[inline(always)]
 pub(crate) fn is_clear(flags: u32) -> bool {
     flags >> 31 == 0
@@ -69,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overflowed_is_told() {
+    fn an_overflow_is_reported() {
         let mut gradients = [4.0, -8.0];
         assert!(unscale(&mut gradients, 4.0));
         assert_eq!(gradients, [1.0, -2.0]);

@@ -1,9 +1,9 @@
-//! The flat layout: which parameter lives where in the one buffer that gradients, the wire, the
-//! optimizer and checkpoints share.
+//! The flat layout: the position of each parameter in the one buffer format that gradients,
+//! collectives, the optimizer and checkpoints share.
 //!
-//! It holds names, shapes and ranges, no values, and covers only parameters that require a gradient;
-//! buffers are stored elsewhere. The trainer builds it once from the model; ranks compare
-//! [`Layout::hash`] before the first update.
+//! It holds names, shapes and ranges, but no values. It covers only parameters that require a
+//! gradient; buffers of the model are stored elsewhere. The trainer builds it once from the model.
+//! Ranks compare [`Layout::hash`] before the first update.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::OptimError;
 
-/// One parameter: its elements are `range` of the flat buffer, in row-major order of `shape`.
+/// One parameter. Its elements are `range` of the flat buffer, in row-major order of `shape`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct LayoutEntry {
     pub name: String,
     pub shape: Vec<usize>,
     pub range: Range<usize>,
@@ -24,13 +24,13 @@ pub struct Entry {
 /// Parameters in a stable order, back to back, without gaps.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    entries: Vec<Entry>,
+    entries: Vec<LayoutEntry>,
     by_name: HashMap<String, usize>,
     len: usize,
 }
 
 impl Layout {
-    /// Lays the parameters out in the order given. A scalar has the empty shape and one element.
+    /// Places the parameters in the given order. A scalar has the empty shape and one element.
     pub fn new(entries: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Layout, OptimError> {
         let mut layout = Layout { entries: Vec::new(), by_name: HashMap::new(), len: 0 };
         for (name, shape) in entries {
@@ -45,35 +45,35 @@ impl Layout {
             let Some(end) = size.and_then(|size| layout.len.checked_add(size)) else {
                 return Err(OptimError::LayoutTooLarge { name, shape });
             };
-            layout.entries.push(Entry { name, shape, range: layout.len..end });
+            layout.entries.push(LayoutEntry { name, shape, range: layout.len..end });
             layout.len = end;
         }
         Ok(layout)
     }
 
-    /// Elements in all.
+    /// The number of elements of all parameters.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is nothing to train.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The parameters, in the order of their ranges.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[LayoutEntry] {
         &self.entries
     }
 
-    /// The parameter of that name.
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    /// The parameter called `name`.
+    pub fn get(&self, name: &str) -> Option<&LayoutEntry> {
         self.by_name.get(name).and_then(|index| self.entries.get(*index))
     }
 
-    /// A fingerprint of names, shapes and order, equal on every platform and in every build.
+    /// A hash of names, shapes and order, equal on every platform and in every build.
     ///
-    /// Lengths precede contents, so that no two layouts write the same bytes.
+    /// Lengths precede contents, so that no two layouts hash the same bytes.
     pub fn hash(&self) -> u64 {
         let mut hasher = blake3::Hasher::new();
         let number = |hasher: &mut blake3::Hasher, n: usize| {
@@ -100,12 +100,13 @@ impl PartialEq for Layout {
     }
 }
 
-/// Whether weight decay applies to a parameter: to matrices and higher, not to biases and norms.
+/// Whether weight decay applies to a parameter: to weights with two or more dimensions, not to
+/// biases and norms.
 ///
-/// Gains and shifts of norms and biases are vectors or scalars, so the number of dimensions tells them
-/// from weights whatever a model calls them; names ending in `bias` are excluded too, for biases
-/// stored with extra dimensions (a relative-position bias table, a `[1, n]` bias). Embeddings decay.
-pub fn decays(entry: &Entry) -> bool {
+/// Norm parameters and biases are vectors or scalars, so the number of dimensions separates them
+/// from weights in any model. Names that end in `bias` are excluded too, for biases with extra
+/// dimensions (a relative-position bias table, a `[1, n]` bias). Embeddings decay.
+pub fn decays(entry: &LayoutEntry) -> bool {
     entry.shape.len() >= 2 && !entry.name.ends_with("bias")
 }
 
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_lie_back_to_back() {
+    fn parameters_have_no_gaps() {
         let layout = layout(&[("a.weight", &[2, 3]), ("a.bias", &[3]), ("scale", &[]), ("none", &[0, 4])]);
         let ranges: Vec<_> = layout.entries().iter().map(|e| e.range.clone()).collect();
         assert_eq!(ranges, [0..6, 6..9, 9..10, 10..10]);
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_appear_once() {
+    fn a_duplicate_name_is_refused() {
         let error = Layout::new(["w", "v", "w"].map(|n| (n.to_owned(), vec![1]))).unwrap_err();
         assert_eq!(error, OptimError::DuplicateParameter { name: "w".into(), first: 0, second: 2 });
     }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_sees_names_shapes_and_order_and_nothing_else() {
+    fn the_hash_depends_on_names_shapes_and_order_only() {
         let base = layout(&[("ab", &[2, 3]), ("c", &[4])]);
         // Recorded once: a change means that old checkpoints no longer match.
         assert_eq!(base.hash(), 0xb81a_7e44_c9b1_b2fa);

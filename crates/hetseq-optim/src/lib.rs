@@ -1,16 +1,16 @@
-//! Host optimizers and schedules over ranges of a flat, named parameter layout.
+//! Optimizers and schedules on the host, over ranges of a flat, named parameter layout.
 //!
-//! An update reads top to bottom: a [`Layout`] names the ranges of one flat `f32` buffer, the
-//! gradient in that buffer is measured and clipped ([`global_norm`], [`clip_factor`]), the learning
-//! rate of the update comes from a pure function ([`lr`]), and the [`Optimizer`] applies it.
+//! The steps of an update: a [`Layout`] names the ranges of one flat `f32` buffer. The gradient in
+//! that buffer is measured and clipped ([`global_norm`], [`clip_factor`]). The learning rate comes
+//! from a pure function ([`lr`]). The [`Optimizer`] applies it.
 //!
-//! Nothing here knows tensors, devices, ranks or files. The trainer calls it; the checkpoint writer
-//! takes the optimizer's state as named slices and scalars.
+//! Nothing here depends on tensors, devices, ranks or files. The trainer calls it. The checkpoint
+//! writer gets the optimizer's state as named slices and scalars.
 //!
-//! Replicas must stay bit-identical, so every result is independent of the number of threads and of
-//! the instruction set: the loops over elements use only + - * / and square root, all correctly
-//! rounded by IEEE 754 and never fused; everything else is scalar `f64` in a fixed order, with `pow`
-//! and `cos` from a portable library rather than from the platform's.
+//! Replicas must stay bit-identical, so no result depends on the number of threads or on the
+//! instruction set. Loops over elements use only + - * / and square root, which IEEE 754 rounds
+//! correctly, and never fuse them. Everything else is scalar `f64` arithmetic in a fixed order,
+//! with `pow` and `cos` from a portable library instead of the platform's.
 //!
 //! ```
 //! use hetseq_optim::{BaseRate, Layout, Optimizer, OptimizerConfig, Position, ScheduleConfig};
@@ -38,7 +38,7 @@ mod schedule;
 
 pub use error::OptimError;
 pub use flat::{add, first_not_finite, unscale};
-pub use layout::{Entry, Layout, decays};
+pub use layout::{Layout, LayoutEntry, decays};
 pub use norm::{clip_factor, global_norm};
 pub use optimizer::{Eps, Optimizer, OptimizerConfig, OptimizerName};
 pub use schedule::{BaseRate, Position, ScheduleConfig, ScheduleKind, lr};

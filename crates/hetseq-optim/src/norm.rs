@@ -1,31 +1,32 @@
-//! The global gradient norm and the factor that clips to it.
+//! The global gradient norm and the clip factor.
 //!
-//! One norm over the whole flat buffer; norms of single parameters are in `optimizer/pieces.rs` and are
-//! summed by the same rule. The trainer calls both between the all-reduce and the optimizer step.
+//! One norm over the whole flat buffer; norms of single parameters are in `optimizer/pieces.rs` and
+//! use the same order of additions. Called by the trainer between the all-reduce and the optimizer
+//! step.
 
 use rayon::prelude::*;
 
-/// Elements summed into one partial sum. Part of the result's definition: changing it changes the
-/// last bits of every norm.
+/// Elements per partial sum. Part of the definition of the result: changing it changes the last
+/// bits of every norm.
 pub(crate) const CHUNK: usize = 4096;
 
-/// Independent accumulators in a chunk. A single running sum would wait for every addition and
-/// could not be vectorised; a fixed number of them can, with the order of additions still fixed.
+/// Independent accumulators per chunk. A single sum would wait for every addition and could not be
+/// vectorised; a fixed number of accumulators can, and the order of additions stays fixed.
 pub(crate) const LANES: usize = 8;
 
-/// What PyTorch's `clip_grad_norm_` adds to the norm before it divides.
+/// The constant that PyTorch's `clip_grad_norm_` adds to the norm before the division.
 const CLIP_EPS: f64 = 1e-6;
 
 /// The Euclidean norm, in `f64`, bit-identical for any number of threads.
 ///
-/// Each chunk is summed in a fixed order, and the chunk sums are added in order of position; threads
-/// only decide who sums a chunk. Infinite or NaN elements make the norm infinite or NaN.
+/// Each chunk is summed in a fixed order, and the chunk sums are added in order of position.
+/// Threads do not change the order. Infinite or NaN elements make the norm infinite or NaN.
 pub fn global_norm(data: &[f32]) -> f64 {
     let sums: Vec<f64> = data.par_chunks(CHUNK).with_min_len(16).map(sum_of_squares).collect();
     sums.iter().fold(0.0, |total, sum| total + sum).sqrt()
 }
 
-/// Of one chunk, in an order fixed by its length.
+/// The sum of squares of one chunk, in an order fixed by its length.
 pub(crate) fn sum_of_squares(chunk: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (rows, rest) = chunk.as_chunks::<LANES>();
@@ -40,11 +41,11 @@ pub(crate) fn sum_of_squares(chunk: &[f32]) -> f64 {
     lanes.iter().fold(0.0, |total, lane| total + lane)
 }
 
-/// The factor for the gradient so that its norm is at most `max_norm`; `None` never clips.
+/// The factor that limits the norm of the gradient to `max_norm`; `None` never clips.
 ///
-/// As PyTorch's `clip_grad_norm_`: `max_norm / (norm + 1e-6)`, at most 1. A NaN norm gives a NaN
-/// factor, so that an overflow is never turned into an ordinary-looking update; an infinite norm gives
-/// 0. The trainer decides on skipping an update by the norm, before it asks for a factor.
+/// As in PyTorch's `clip_grad_norm_`: `max_norm / (norm + 1e-6)`, at most 1. A NaN norm gives a NaN
+/// factor, so that an overflow never looks like a normal update. An infinite norm gives 0. The
+/// trainer refuses a norm that is not finite before it calls this.
 pub fn clip_factor(norm: f64, max_norm: Option<f64>) -> f32 {
     let Some(max_norm) = max_norm else { return 1.0 };
     let factor = max_norm / (norm + CLIP_EPS);
@@ -80,10 +81,10 @@ mod tests {
     }
 
     #[test]
-    fn the_norm_is_the_euclidean_one() {
+    fn the_norm_is_euclidean() {
         assert_eq!(global_norm(&[3.0, -4.0]), 5.0);
         assert_eq!(global_norm(&[]), 0.0);
-        // Squares far beyond f32 and a count where an f32 sum would stall.
+        // Squares far beyond f32, and a count at which an f32 sum would stop growing.
         assert_eq!(global_norm(&[3e30, 4e30]) as f32, 5e30);
         let ones = vec![1f32; 1 << 25];
         assert_eq!(global_norm(&ones), f64::from(1u32 << 25).sqrt());

@@ -1,34 +1,36 @@
-//! Keyed randomness: every random number is a pure function of its key.
+//! Keyed random numbers: every number is a pure function of its key.
 //!
-//! Nothing here has state. A [`Key`] is a path — seed, stream, epoch or update, sample, site — folded into 64 bits, and
-//! element `i` under a key is a hash of both. So a number does not depend on which worker asks for it, in which order,
-//! or how often: a recomputed block draws the same mask, a resumed run shuffles the same way, and a sample that moves
-//! to another machine keeps its noise.
+//! There is no state. A [`Key`] is a path (seed, stream, epoch or update, sample, site) hashed into
+//! 64 bits, and element `i` of a key is a hash of both. So a number does not depend on which worker
+//! asks for it, in which order, or how often. A recomputed block draws the same mask, a resumed run
+//! shuffles in the same way, and a sample that moves to another machine keeps its noise.
 //!
-//! The per-element hash uses only 32-bit multiply, xor and shift, which every GPU has, so that devices can make the same
-//! bits themselves; see `hetseq-kernels`.
+//! The hash per element uses only 32-bit multiply, xor and shift, which every GPU has, so that
+//! devices can compute the same bits; see `hetseq-kernels`.
 
-/// A point in the tree of random streams. Copy it, descend with [`Key::name`] and [`Key::index`], read with the rest.
+/// A node in the tree of random streams. [`Key::name`] and [`Key::index`] return child keys; the
+/// other methods return random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
 impl Key {
+    /// The root key of a seed.
     pub fn root(seed: u64) -> Self {
         Key(mix64(seed ^ 0x6865_7473_6571_2e31))
     }
 
-    /// The stream called `name`: a parameter, a site in the network, a kind of augmentation.
+    /// The child key called `name`: a parameter, a site in the network, a kind of augmentation.
     pub fn name(self, name: &str) -> Self {
         name.bytes().fold(self.index(name.len() as u64), |key, byte| key.index(u64::from(byte)))
     }
 
-    /// The `index`-th child: an epoch, an update, a sample.
+    /// The `index`-th child key: an epoch, an update, a sample.
     pub fn index(self, index: u64) -> Self {
-        // Mixing the index first keeps children of neighbouring parents apart.
+        // Mixing the index first keeps the children of neighbouring parents distinct.
         Key(mix64(self.0.rotate_left(23) ^ mix64(index.wrapping_add(0x9e37_79b9_7f4a_7c15))))
     }
 
-    /// The two words that the element hash is keyed with, for code that computes it elsewhere.
+    /// The two key words of the element hash, for code that computes it on a device.
     pub fn words(self) -> (u32, u32) {
         (self.0 as u32, (self.0 >> 32) as u32)
     }
@@ -58,20 +60,22 @@ impl Key {
         low + (high - low) * self.unit(i)
     }
 
-    /// Uniform in 0..n; `n` must not be zero. The bias of the fixed-point product is below n / 2^64.
+    /// Uniform in 0..n; `n` must not be zero. The bias of the fixed-point product is below n /
+    /// 2^64.
     #[inline]
     pub fn below(self, i: u64, n: u64) -> u64 {
         ((u128::from(self.bits64(i)) * u128::from(n)) >> 64) as u64
     }
 
-    /// Standard normal (Box-Muller). `libm` rather than the system's, so that every platform draws the same bits.
+    /// Standard normal (Box-Muller). Uses `libm` instead of the system library, so that every
+    /// platform draws the same bits.
     pub fn normal(self, i: u64) -> f32 {
         let u = ((self.bits64(2 * i) >> 11) as f64 + 0.5) * (1.0 / 9_007_199_254_740_992.0);
         let angle = (self.bits64(2 * i + 1) >> 11) as f64 * (std::f64::consts::TAU / 9_007_199_254_740_992.0);
         (libm::sqrt(-2.0 * libm::log(u)) * libm::cos(angle)) as f32
     }
 
-    /// Fisher-Yates; the order depends on the key and the length only.
+    /// Fisher-Yates shuffle; the order depends on the key and the length only.
     pub fn shuffle<T>(self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.below(last as u64, last as u64 + 1) as usize;
@@ -80,13 +84,14 @@ impl Key {
     }
 }
 
-/// The element hash: two keyed rounds of a 32-bit finalizer. `hetseq-kernels` computes the same on tensors.
+/// The element hash: two keyed rounds of a 32-bit finalizer. `hetseq-kernels` computes the same on
+/// tensors.
 #[inline]
 pub fn element_bits(low: u32, high: u32, i: u32) -> u32 {
     mix32(mix32(i ^ low) ^ high)
 }
 
-/// A 32-bit bijection with low bias; constants of the `lowbias32` hash.
+/// A 32-bit bijection with low bias, with the constants of the `lowbias32` hash.
 #[inline]
 fn mix32(mut x: u32) -> u32 {
     x ^= x >> 16;
@@ -96,6 +101,7 @@ fn mix32(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
+/// The multipliers of the element hash.
 pub const MIX_FIRST: u32 = 0x7feb_352d;
 pub const MIX_SECOND: u32 = 0x846c_a68b;
 
@@ -114,8 +120,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_key_gives_the_same_bits_for_ever() {
-        // Recorded once. A change here changes every run that was ever started: bump the checkpoint format instead.
+    fn a_key_gives_the_recorded_bits() {
+        // Recorded once. A change here changes all existing runs: bump the checkpoint format
+        // instead.
         let key = Key::root(17).name("dropout").index(3);
         assert_eq!([key.bits(0), key.bits(1), key.bits(2)], RECORDED_BITS);
         assert_eq!(key.normal(5).to_bits(), RECORDED_NORMAL);
@@ -125,7 +132,8 @@ mod tests {
 
     #[test]
     fn uniform_numbers_are_uniform() {
-        // Chi-squared over 256 cells: mean 255, standard deviation 22.6. Several keys and both generators.
+        // Chi-squared over 256 cells: mean 255, standard deviation 22.6. Several keys and both
+        // generators.
         for seed in 0..8 {
             let key = Key::root(seed).index(1);
             let n = 1 << 18;
@@ -171,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_is_a_permutation_that_moves_things() {
+    fn a_shuffle_is_a_permutation_that_moves_most_items() {
         let mut items: Vec<u32> = (0..1000).collect();
         Key::root(2).shuffle(&mut items);
         assert!(items.iter().enumerate().filter(|(i, x)| *i as u32 == **x).count() < 20);
@@ -180,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn names_do_not_run_into_each_other() {
+    fn concatenated_names_give_different_keys() {
         let root = Key::root(0);
         assert_ne!(root.name("ab").name("c"), root.name("a").name("bc"));
         assert_ne!(root.name("a"), root.index(97));

@@ -1,4 +1,4 @@
-//! `hetseq bench step`: how fast training steps are, on the same devices and replicas that train.
+//! `hetseq bench step`: times training steps, on the same devices and replicas as training.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,28 +10,29 @@ use hetseq_random::Key;
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::crew::{initial_of, layout_of, open};
+use crate::data::loader::{self, LoadRequest, Loader, MicroBatch};
 use crate::devices::DeviceSpec;
-use crate::devices::{Devices, Terms, Wanted, devices_named};
+use crate::devices::{Devices, PrecisionPolicy, StepParams, devices_named};
 use crate::error::TrainError;
-use crate::header::scales;
-use crate::loader::{self, Loader, MicroBatch, Order};
-use crate::task::{Task, Which};
+use crate::task::{Split, Task};
+use crate::trainer::header::scales;
+use crate::trainer::session::{initial_of, layout_of, open};
 
-pub use crate::tasks::masked_words::names as geometries;
-use crate::tasks::masked_words::{self, MaskedWords, MaskedWordsConfig};
+pub use crate::tasks::synthetic_bert::names as geometries;
+use crate::tasks::synthetic_bert::{self, SyntheticBert, SyntheticBertConfig};
 
-/// What to time.
+/// The options of a benchmark.
 #[derive(Debug, Clone)]
 pub struct StepRequest {
-    /// As `run.devices`.
+    /// In the syntax of `run.devices`.
     pub devices: String,
-    /// Samples per update, cut evenly over the devices; if none is given, as many as the geometry has.
+    /// Samples per update, split evenly among the devices; by default as many as the task has.
     pub batch: Option<usize>,
     pub steps: usize,
     pub warmup: usize,
 }
 
+/// The result of a benchmark.
 #[derive(Debug, Clone, Serialize)]
 pub struct StepReport {
     pub task: String,
@@ -39,102 +40,102 @@ pub struct StepReport {
     pub threads: usize,
     pub parameters: usize,
     pub batch: usize,
-    /// The median over the steps; so are the rates below.
+    /// The median over the steps; the rates below are medians too.
     pub step_ms: f64,
     pub best_ms: f64,
-    /// Of a step: parameters to the devices, and gradients from them, of the slowest.
+    /// Part of a step: parameters to the devices, and gradients from the slowest one.
     pub upload_ms: f64,
     pub download_ms: f64,
     pub samples_per_second: f64,
     /// Without padding.
     pub tokens_per_s: f64,
-    /// CPU time of the whole process over wall time: how many cores were busy.
+    /// CPU time of the whole process over wall time: the number of busy cores.
     pub cpu_over_wall: f64,
-    /// CPU time of the whole process per step: comparable on a machine that others use too.
+    /// CPU time of the whole process per step: comparable even on a machine with other load.
     pub cpu_ms: f64,
-    /// The most memory that the process has ever held, in MiB.
+    /// Peak memory of the process, in MiB.
     pub peak_rss_mb: u64,
 }
 
-/// What else a step depends on.
-struct Setting {
+/// Settings of a step that come from a config or have a fixed value.
+struct StepSettings {
     optimizer: OptimizerConfig,
     lr: f32,
     seed: u64,
     loader_threads: Option<usize>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// Time the configured task.
+/// Times the configured task.
 pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) -> Result<StepReport, TrainError> {
-    let setting = Setting {
+    let settings = StepSettings {
         optimizer: config.optim.optimizer(),
         lr: 1e-3,
         seed: config.run.seed,
         loader_threads: config.run.loader_threads,
-        patience: config.comm.device_patience(),
+        timeout: config.comm.device_timeout(),
     };
-    time(open::<T>(&config)?, &setting, request)
+    time_steps(open::<T>(&config)?, &settings, request)
 }
 
-/// Time BERT in one of the [`geometries`], without any data.
+/// Times BERT in one of the [`geometries`], without any data.
 pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport, TrainError> {
-    let samples = request.batch.or(masked_words::usual_sequences(name)).unwrap_or(1);
-    let setting = Setting {
+    let samples = request.batch.or(synthetic_bert::default_sequences(name)).unwrap_or(1);
+    let settings = StepSettings {
         optimizer: OptimizerConfig { name: OptimizerName::Adam, ..OptimizerConfig::default() },
         lr: 1e-4,
         seed: 1,
         loader_threads: None,
-        patience: Duration::from_secs(1800),
+        timeout: Duration::from_secs(1800),
     };
-    let config = MaskedWordsConfig { geometry: name.to_owned(), samples };
-    let task = MaskedWords::open(&config).map_err(|reason| TrainError::Task { task: MaskedWords::NAME, reason })?;
-    time(task, &setting, request)
+    let config = SyntheticBertConfig { geometry: name.to_owned(), samples };
+    let task = SyntheticBert::open(&config).map_err(|reason| TrainError::Task { task: SyntheticBert::NAME, reason })?;
+    time_steps(task, &settings, request)
 }
 
-fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<StepReport, TrainError> {
+fn time_steps<T: Task>(task: T, settings: &StepSettings, request: &StepRequest) -> Result<StepReport, TrainError> {
     let task = Arc::new(task);
     let layout = Arc::new(layout_of(&*task)?);
     let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
     let specs = devices_named(&request.devices).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
-    let mut devices = Devices::start(&task, &layout, &specs, Wanted::F32, setting.patience)?;
-    let pool = loader::pool(setting.loader_threads, &specs, cores)?;
-    let loader = Loader::start(&task, setting.seed, &pool, setting.patience, None)?;
-    let mut optimizer = Optimizer::new(&setting.optimizer, &layout)?;
-    let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, setting.seed));
-    let costs = task.costs(Which::Train);
-    let batch = request.batch.unwrap_or(costs.samples());
-    let ids: Vec<u32> = (0..batch as u32).map(|i| i % costs.samples() as u32).collect();
-    let order = || {
+    let mut devices = Devices::start(&task, &layout, &specs, PrecisionPolicy::default(), settings.timeout)?;
+    let pool = loader::pool(settings.loader_threads, &specs, cores)?;
+    let loader = Loader::start(&task, settings.seed, &pool, settings.timeout, None)?;
+    let mut optimizer = Optimizer::new(&settings.optimizer, &layout)?;
+    let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, settings.seed));
+    let lengths = task.lengths(Split::Train);
+    let batch = request.batch.unwrap_or(lengths.samples());
+    let ids: Vec<u32> = (0..batch as u32).map(|i| i % lengths.samples() as u32).collect();
+    let request_update = || {
         let per_device = batch.div_ceil(specs.len());
         let micro = |ids: &[u32]| MicroBatch {
             samples: ids.to_vec(),
-            longest: ids.iter().map(|&id| costs.padded(id)).max().unwrap_or(0),
+            longest: ids.iter().map(|&id| lengths.padded(id)).max().unwrap_or(0),
         };
         let devices = ids.chunks(per_device.max(1)).map(|ids| vec![micro(ids)]);
         let devices = devices.chain(std::iter::repeat_with(Vec::new)).take(specs.len()).collect();
-        loader.order(Order { which: Which::Train, epoch: 0, devices })
+        loader.request(LoadRequest { split: Split::Train, epoch: 0, devices })
     };
-    order()?;
+    request_update()?;
     let weights: Vec<f64> = task.terms().iter().map(|term| term.weight).collect();
     let (mut seconds, mut uploads, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
-    let mut mark = (Instant::now(), cpu_seconds());
+    let mut measured_from = (Instant::now(), cpu_seconds());
     for k in 0..request.warmup + request.steps {
         if k == request.warmup {
-            mark = (Instant::now(), cpu_seconds());
+            measured_from = (Instant::now(), cpu_seconds());
         }
         let started = Instant::now();
         devices.load(&parameters)?;
         let upload = started.elapsed();
         let work = loader.take()?;
-        order()?;
+        request_update()?;
         let scales = scales(&weights, &work.counts);
         let update_key = Key::root(0).index(k as u64);
-        let terms = Terms { update: 0, scales, loss_scale: 1.0, update_key, epoch_key: work.epoch_key };
-        devices.begin(work.devices, terms);
+        let params = StepParams { update: 0, scales, loss_scale: 1.0, update_key, epoch_key: work.epoch_key };
+        devices.begin(work.devices, params);
         let sum = devices.finish()?;
         let values = Arc::make_mut(&mut parameters);
-        optimizer.step(values, &sum.flat[..layout.len()], 1.0, setting.lr);
+        optimizer.step(values, &sum.flat[..layout.len()], 1.0, settings.lr);
         if k >= request.warmup {
             seconds.push(started.elapsed().as_secs_f64());
             uploads.push(upload.as_secs_f64());
@@ -142,9 +143,9 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
             downloads.push(after.as_secs_f64());
         }
     }
-    let (wall, cpu) = (mark.0.elapsed().as_secs_f64(), cpu_seconds() - mark.1);
+    let (wall, cpu) = (measured_from.0.elapsed().as_secs_f64(), cpu_seconds() - measured_from.1);
     let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
-    let tokens: u64 = ids.iter().map(|&id| u64::from(costs.tokens(id))).sum();
+    let tokens: u64 = ids.iter().map(|&id| u64::from(lengths.tokens(id))).sum();
     let (median, upload, download) = (median(seconds), median(uploads), median(downloads));
     Ok(StepReport {
         task: T::NAME.to_owned(),
@@ -164,7 +165,7 @@ fn time<T: Task>(task: T, setting: &Setting, request: &StepRequest) -> Result<St
     })
 }
 
-/// What Linux calls the high-water mark of the resident set; 0 elsewhere.
+/// The peak resident set size (`VmHWM`) on Linux; 0 elsewhere.
 fn peak_rss_mb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib =
@@ -175,13 +176,15 @@ fn peak_rss_mb() -> u64 {
 /// User and system time of this process.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Fields 14 and 15 after the command name, which may hold spaces but ends at the last parenthesis.
+    // Fields 14 and 15. The command name before them may contain spaces but ends at the last
+    // parenthesis.
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     let ticks: f64 = [11, 12].iter().filter_map(|&i| fields.get(i)?.parse::<f64>().ok()).sum();
     ticks / 100.0
 }
 
-/// Matrix products on `cores` threads at once, each by itself, as `cores` single-threaded devices would do them.
+/// The speed of matrix products on `cores` threads at once, each independent, as on `cores`
+/// single-threaded devices.
 pub fn matmul_gflops(cores: usize) -> Result<f64, TrainError> {
     const SIDE: usize = 512;
     const PRODUCTS: usize = 12;

@@ -1,37 +1,40 @@
-//! From a config to a finished run: assemble, start, train or evaluate, tell the others if it failed.
+//! Training and evaluating, from a config to the result: assembles the session, runs, and passes an
+//! error on to the other ranks. Called by the task registry for `hetseq train` and `hetseq eval`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use hetseq_balance::Split;
-use hetseq_comm::Place;
+use hetseq_balance::SplitMode;
+use hetseq_comm::RankEnv;
 use hetseq_metrics::Event;
 
-use crate::checkpoint::{Checkpoints, Part, WEIGHTS, verify};
+use crate::checkpoint::weights;
+use crate::checkpoint::{CheckpointPart, Checkpoints, WEIGHTS, verify};
 use crate::config::{Config, Reset, Resume};
-use crate::crew::{Crew, Survey, open};
+use crate::data::loader::Loader;
 use crate::error::TrainError;
-use crate::evaluate::{Evaluation, evaluate};
-use crate::loader::Loader;
-use crate::signals::StopFlag;
-use crate::skips::Skips;
-use crate::start::Start;
-use crate::task::{Metric, Task, TaskError, Which};
-use crate::trainer::End;
-use crate::weights;
+use crate::task::skipped_samples::SkippedSamples;
+use crate::task::{Metric, Split, Task, TaskError};
+use crate::trainer::RunOutcome;
+use crate::trainer::evaluate::{Evaluation, evaluate};
+use crate::trainer::session::{ProbeMode, Session, open};
+use crate::trainer::setup::TrainerSetup;
+use crate::trainer::stop::StopFlag;
 
-/// What the command line adds to the config.
+/// Command-line options besides the config.
 #[derive(Clone)]
 pub struct RunOptions {
-    pub place: Place,
+    pub rank_env: RankEnv,
     /// This rank's weight when the split is by weights; 1 if not given.
     pub weight: Option<f64>,
     pub resume: Resume,
     pub reset: Reset,
-    /// `--optimizer-overrides` is part of the config already and means: there must be a checkpoint to go on from.
+    /// Whether `--optimizer-overrides` was given. The config already contains its values; there
+    /// must be a checkpoint to resume from.
     pub overrides: bool,
-    /// Shared by the ranks of a run; never logged. If none is given, rank 0 leaves one in the run directory.
+    /// Shared by the ranks of a run; never logged. If none, rank 0 writes one into the run
+    /// directory.
     pub secret: Option<String>,
 }
 
@@ -40,7 +43,7 @@ impl std::fmt::Debug for RunOptions {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let secret = self.secret.as_ref().map(|_| "(set)");
         out.debug_struct("RunOptions")
-            .field("place", &self.place)
+            .field("rank_env", &self.rank_env)
             .field("weight", &self.weight)
             .field("resume", &self.resume)
             .field("reset", &self.reset)
@@ -50,49 +53,49 @@ impl std::fmt::Debug for RunOptions {
     }
 }
 
-pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<End, TrainError> {
+pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<RunOutcome, TrainError> {
     let started = Instant::now();
     let task = open::<T>(&config)?;
     let best_metric = best_metric(&task, &config)?;
-    if config.valid.patience.is_some() && task.costs(Which::Valid).samples() == 0 {
+    if config.valid.patience.is_some() && task.lengths(Split::Valid).samples() == 0 {
         let reason = "valid.patience counts validations, but the task has no samples to validate on";
         return Err(TrainError::Config(reason.to_owned()));
     }
-    if options.weight.is_some() && config.batch.split != Split::Weights {
-        return Err(TrainError::Config("--weight only counts with batch.split = \"weights\"; set that too".to_owned()));
+    if options.weight.is_some() && config.batch.split != SplitMode::Weights {
+        return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
-    let mut crew = Crew::assemble("train", task, &config, options, Survey::Measure(&stop))?;
-    let mut start = match Start::find(&mut crew, &config, options) {
-        Ok(start) => start,
+    let mut session = Session::assemble("train", task, &config, options, ProbeMode::Measure(&stop))?;
+    let mut setup = match TrainerSetup::prepare(&mut session, &config, options) {
+        Ok(setup) => setup,
         Err(error) => {
-            crew.group.abort(&error.to_string());
+            session.group.abort(&error.to_string());
             return Err(error);
         }
     };
-    let changed = std::mem::take(&mut start.changed);
-    let mut trainer = start.into_trainer(crew, config, stop, best_metric);
-    trainer.announce(changed);
-    let result = trainer.run().and_then(|end| trainer.finish_saves().map(|()| end));
+    let changed = std::mem::take(&mut setup.changed);
+    let mut trainer = setup.into_trainer(session, config, stop, best_metric);
+    trainer.emit_start(changed);
+    let result = trainer.run().and_then(|outcome| trainer.finish_saves().map(|()| outcome));
     if result.is_err() {
-        trainer.let_the_last_save_end();
+        trainer.finish_save_after_failure();
     }
     let outcome = match result {
-        Ok(End::Finished) => "finished",
-        Ok(End::Stopped) => "stopped",
+        Ok(RunOutcome::Finished) => "finished",
+        Ok(RunOutcome::Stopped) => "stopped",
         Err(_) => "failed",
     };
-    trainer.observer.tell(&Event::End {
+    trainer.events.emit(&Event::End {
         update: trainer.state.cursor.updates,
         outcome: outcome.to_owned(),
         seconds: started.elapsed().as_secs_f64(),
-        data_wait_s: trainer.pulse.data_wait_s,
-        skipped: trainer.skips.samples(),
+        data_wait_s: trainer.timings.data_wait_s,
+        skipped: trainer.skipped_samples.samples(),
     });
     match result {
-        Ok(end) => {
-            trainer.crew.group.close();
-            Ok(end)
+        Ok(outcome) => {
+            trainer.session.group.close();
+            Ok(outcome)
         }
         Err(error) => {
             let error = match error {
@@ -101,47 +104,47 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
                 }
                 error => error,
             };
-            trainer.crew.group.abort(&error.to_string());
+            trainer.session.group.abort(&error.to_string());
             Err(error)
         }
     }
 }
 
-/// Score a checkpoint on the validation samples, over all ranks.
+/// Evaluates a checkpoint on the validation samples, over all ranks.
 pub(crate) fn eval<T: Task>(
     config: Config<T::Config>,
     options: &RunOptions,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-    let mut crew = Crew::assemble("eval", open::<T>(&config)?, &config, options, Survey::Nothing)?;
-    match eval_with(&mut crew, &config, checkpoint) {
+    let mut session = Session::assemble("eval", open::<T>(&config)?, &config, options, ProbeMode::Skip)?;
+    match eval_with(&mut session, &config, checkpoint) {
         Ok(found) => {
-            crew.group.close();
+            session.group.close();
             Ok(found)
         }
         Err(error) => {
-            crew.group.abort(&error.to_string());
+            session.group.abort(&error.to_string());
             Err(error)
         }
     }
 }
 
 fn eval_with<T: Task>(
-    crew: &mut Crew<T>,
+    session: &mut Session<T>,
     config: &Config<T::Config>,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
     let dir = run_dir(config);
     let mut path = None;
-    let mut parameters = vec![0.0; crew.layout.len()];
-    if crew.group.rank() == 0 {
+    let mut parameters = vec![0.0; session.layout.len()];
+    if session.group.rank() == 0 {
         let checkpoints = Checkpoints::at(&dir);
         let found = match checkpoint {
             Some(path) => {
-                if !weights::are_at(path) {
+                if !weights::exist_at(path) {
                     check_exists(path, WEIGHTS, &checkpoints)?;
                 }
-                verify(path, Part::Model)?;
+                verify(path, CheckpointPart::Model)?;
                 path.to_owned()
             }
             None => checkpoints.choose()?.ok_or_else(|| {
@@ -149,23 +152,24 @@ fn eval_with<T: Task>(
                 TrainError::Config(format!("{dir} holds no checkpoint; train first, or name one with --checkpoint"))
             })?,
         };
-        let rename = |name: &str| crew.task.parameter_name(name);
-        parameters = weights::read_all(&found, &crew.layout, &rename)
+        let rename = |name: &str| session.task.parameter_name(name);
+        parameters = weights::read_all(&found, &session.layout, &rename)
             .map_err(|reason| TrainError::Checkpoint { path: found.clone(), reason })?;
         path = Some(found);
     }
-    crew.group.broadcast(0, &mut parameters)?;
-    crew.devices.load(&Arc::new(parameters))?;
-    let loader = Loader::start(&crew.task, config.run.seed, &crew.loader_pool, config.comm.progress(), None)?;
-    let planner = crew.planner();
-    let evaluation = evaluate(crew, &loader, planner, config.batch.split, config.batch.global)?;
+    session.group.broadcast(0, &mut parameters)?;
+    session.devices.load(&Arc::new(parameters))?;
+    let loader =
+        Loader::start(&session.task, config.run.seed, &session.loader_pool, config.comm.progress_timeout(), None)?;
+    let planner = session.planner();
+    let evaluation = evaluate(session, &loader, planner, config.batch.split, config.batch.global)?;
     let evaluation = evaluation.ok_or_else(|| TrainError::Task {
         task: T::NAME,
         reason: TaskError::Other("there are no validation samples to evaluate on".to_owned()),
     })?;
-    crew.finish_data_check(config.comm.progress())?;
-    let mut skips = Skips::default();
-    for warning in skips.note(Which::Valid, &evaluation.skipped) {
+    session.finish_data_check(config.comm.progress_timeout())?;
+    let mut skipped_samples = SkippedSamples::default();
+    for warning in skipped_samples.note(Split::Valid, &evaluation.skipped) {
         tracing::warn!("{warning}");
     }
     if !evaluation.loss.is_finite() {
@@ -179,7 +183,7 @@ fn eval_with<T: Task>(
     Ok((path, evaluation))
 }
 
-/// `checkpoint.best` must be something that the task measures; found out now, not after the first epoch.
+/// The metric that `checkpoint.best` names. Checked at the start, not after the first epoch.
 fn best_metric<T: Task>(task: &T, config: &Config<T::Config>) -> Result<Metric, TrainError> {
     let mut known = task.metrics();
     known.push(Metric::lower("loss"));
@@ -190,7 +194,7 @@ fn best_metric<T: Task>(task: &T, config: &Config<T::Config>) -> Result<Metric, 
     })
 }
 
-/// A path that was typed must hold a checkpoint; if not, the message lists those of the run.
+/// Checks that the path a user gave is a checkpoint. The error lists the checkpoints of the run.
 pub(crate) fn check_exists(path: &Path, file: &str, checkpoints: &Checkpoints) -> Result<(), TrainError> {
     if path.join(file).exists() {
         return Ok(());
@@ -201,7 +205,7 @@ pub(crate) fn check_exists(path: &Path, file: &str, checkpoints: &Checkpoints) -
     Err(TrainError::Config(format!("there is no checkpoint at {}; this run has: {known}", path.display())))
 }
 
-/// [`crate::ConfigSource`] has filled it in.
+/// The run directory, which [`crate::ConfigSource`] always sets.
 pub(crate) fn run_dir<C>(config: &Config<C>) -> PathBuf {
     config.run.dir.clone().unwrap_or_default()
 }

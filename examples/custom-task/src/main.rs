@@ -1,9 +1,9 @@
-//! A task and a model of one's own in one file: learn a curve from noisy points.
+//! A custom task and model in one file: fits a curve to noisy points.
 //!
 //!     cargo run --release -p custom-task -- train examples/custom-task/curve.toml
 //!
-//! The binary has all subcommands of `hetseq`, and the task gets everything the built-in ones have: any mix of machines,
-//! exact sums, checkpoints, resume, validation.
+//! The binary has all subcommands of `hetseq`. The task has everything that built-in tasks have:
+//! any mix of machines, exact sums, checkpoints, resume, validation.
 
 use std::process::ExitCode;
 
@@ -27,7 +27,8 @@ struct CurveConfig {
     dropout: f32,
 }
 
-/// Pairs (x, y) on the curve y = sin 3x + x / 2, made from a fixed key, so that every rank has the same.
+/// Pairs (x, y) on the curve y = sin 3x + x / 2, drawn with a fixed key, so that all ranks have the
+/// same points.
 struct Curve {
     config: CurveConfig,
     train: Vec<(f32, f32)>,
@@ -54,13 +55,13 @@ impl Task for Curve {
         Ok(Curve { config: config.clone(), train, valid })
     }
 
-    /// Two ranks with the same fingerprint have the same data.
+    /// Ranks with the same fingerprint have the same data.
     fn fingerprint(&self) -> String {
         format!("{} points, noise {}", self.config.points, self.config.noise)
     }
 
-    fn costs(&self, which: Which) -> Costs {
-        Costs::Uniform { samples: self.points(which).len(), tokens: 1 }
+    fn lengths(&self, split: Split) -> SampleLengths {
+        SampleLengths::Uniform { samples: self.points(split).len(), tokens: 1 }
     }
 
     fn model(&self, device: &Device) -> Perceptron {
@@ -73,7 +74,7 @@ impl Task for Curve {
     }
 
     fn collate(&self, samples: &Samples<'_>) -> Result<Self::Batch, TaskError> {
-        let points = self.points(samples.which);
+        let points = self.points(samples.split);
         let (x, y): (Vec<f32>, Vec<f32>) = samples.ids.iter().map(|&id| points[id as usize]).unzip();
         let shape = [x.len(), 1];
         Ok((TensorData::new(x, shape), TensorData::new(y, shape)))
@@ -84,12 +85,12 @@ impl Task for Curve {
     }
 
     /// Sums over the micro-batch, never means: the trainer divides by the count over all machines.
-    fn forward(&self, model: &Perceptron, (x, y): &Self::Batch, pass: &Pass) -> Outcome {
-        let x = Tensor::<2>::from_data(x.clone(), &pass.device);
-        let y = Tensor::<2>::from_data(y.clone(), &pass.device);
-        let error = model.forward(x, self.config.dropout, &pass.keys) - y;
+    fn forward(&self, model: &Perceptron, (x, y): &Self::Batch, ctx: &ForwardContext) -> StepOutput {
+        let x = Tensor::<2>::from_data(x.clone(), &ctx.device);
+        let y = Tensor::<2>::from_data(y.clone(), &ctx.device);
+        let error = model.forward(x, self.config.dropout, &ctx.keys) - y;
         let squares = (error.clone() * error).sum();
-        Outcome { losses: vec![squares.clone()], scores: vec![squares] }
+        StepOutput { losses: vec![squares.clone()], scores: vec![squares] }
     }
 
     fn metrics(&self) -> Vec<Metric> {
@@ -102,15 +103,15 @@ impl Task for Curve {
 }
 
 impl Curve {
-    fn points(&self, which: Which) -> &[(f32, f32)] {
-        match which {
-            Which::Train => &self.train,
-            Which::Valid => &self.valid,
+    fn points(&self, split: Split) -> &[(f32, f32)] {
+        match split {
+            Split::Train => &self.train,
+            Split::Valid => &self.valid,
         }
     }
 }
 
-/// Any Burn module will do. `Network` says how parameters start; the default is fine here.
+/// Any Burn module works. `Network` defines the initial parameters; the default is fine here.
 #[derive(Module, Debug)]
 struct Perceptron {
     first: Linear,

@@ -1,6 +1,6 @@
-//! A task of one's own trains on two ranks like on one: the same losses, and the curve is learnt.
+//! A custom task trains on two ranks like on one: the losses are equal, and it learns the curve.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions; the helpers here are test code too
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions only, not in their helpers
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn losses(dir: &Path, world: usize) -> Vec<f64> {
 }
 
 #[test]
-fn two_ranks_learn_what_one_learns() {
+fn two_ranks_train_like_one() {
     let dir = tempfile::tempdir().unwrap();
     let one = losses(&dir.path().join("one"), 1);
     let two = losses(&dir.path().join("two"), 2);

@@ -1,4 +1,4 @@
-//! What the trainer relies on, tested through the public interface. One binary, so that it links once.
+//! Tests of the public interface that the trainer uses. One binary, so that it links once.
 
 #[cfg(test)]
 mod forecast;

@@ -1,16 +1,17 @@
-//! Short updates beside other programs: the scheduler delays a device now and then, and shares must not follow that. A
-//! change that lasts must be followed, in short updates and in long ones.
+//! Updates on machines that run other programs. The scheduler sometimes delays a device, and shares
+//! must not follow that. Lasting changes must be followed, in short and in long updates.
 
 use std::collections::VecDeque;
 
 use hetseq_balance::{
-    CostTable, DeviceProfile, Done, Line, Plan, Planner, Point, Profile, RankProfile, Replanned, Split,
+    CostPoint, CostTable, DeviceProfile, LinkProfile, Plan, Planner, Profile, RankProfile, Replanned, SplitMode,
+    WorkTime,
 };
 use hetseq_random::Key;
 
 const SAMPLES: usize = 100;
 
-/// A process with two equal devices, and how it computes one update after the other, one planned ahead.
+/// A process with two equal devices that computes updates, with one planned ahead.
 struct Pair {
     planner: Planner,
     planned: VecDeque<Plan>,
@@ -18,21 +19,22 @@ struct Pair {
     seconds: f64,
 }
 
-/// What happened in an update.
+/// The result of an update.
 struct Step {
-    /// Of the first device, in the plan that was made during this update.
+    /// Samples of the first device in the plan that was made during this update.
     planned: u64,
     replanned: Option<Replanned>,
-    /// How long the update takes without noise, and how many times as long that is as if both finished together.
+    /// The time of the update without noise, and that time divided by the time if both finished
+    /// together.
     lasting_s: f64,
     uneven: f64,
 }
 
 impl Pair {
-    /// Both compute half of an update in `update_s`.
+    /// Each computes half of an update in `update_s`.
     fn new(update_s: f64) -> Pair {
         let micros = |samples: u32| (update_s * 1e6 * f64::from(samples) / (SAMPLES / 2) as f64) as u64;
-        let point = |samples| Point { samples, tokens: 1, micros: micros(samples), bytes: 0 };
+        let point = |samples| CostPoint { samples, tokens: 1, micros: micros(samples), bytes: 0 };
         let device = DeviceProfile {
             name: String::new(),
             table: CostTable::new([1, 10, 100].map(point).to_vec()).unwrap(),
@@ -42,27 +44,34 @@ impl Pair {
             max_samples: None,
         };
         let devices = vec![device; 2];
-        let rank = RankProfile { host: String::new(), devices, host_s: 0.0, line: Line::unlimited(), own: None };
+        let rank = RankProfile {
+            host: String::new(),
+            devices,
+            host_s: 0.0,
+            link: LinkProfile::unlimited(),
+            shard_weight: None,
+        };
         let profile = Profile { task: String::new(), parameters: 0, exchange_bytes: 0, ranks: vec![rank] };
         let mut planner = Planner::new(&profile);
-        let planned = VecDeque::from([planner.share(Split::Measured, &[1; SAMPLES]).unwrap()]);
+        let planned = VecDeque::from([planner.share(SplitMode::Measured, &[1; SAMPLES]).unwrap()]);
         Pair { planner, planned, update: 0, seconds: 0.0 }
     }
 
-    /// Each device takes `slowness` times as long, and then has the delay of `noise(update, device, its seconds)` as well.
+    /// Computes an update. Each device takes `slowness` times as long, plus a delay of
+    /// `noise(update, device, its seconds)`.
     fn step(&mut self, slowness: [f64; 2], noise: &dyn Fn(u64, usize, f64) -> f64) -> Step {
-        let next = self.planner.share(Split::Measured, &[1; SAMPLES]).unwrap();
+        let next = self.planner.share(SplitMode::Measured, &[1; SAMPLES]).unwrap();
         let (planned, replanned) = (next.work[0].samples, next.replanned);
         self.planned.push_back(next);
         let work = self.planned.pop_front().unwrap().work;
-        let (mut done, mut longest_s, mut without_noise_s) = (Vec::new(), 0.0f64, 0.0f64);
+        let (mut times, mut longest_s, mut without_noise_s) = (Vec::new(), 0.0f64, 0.0f64);
         for (device, work) in work.iter().enumerate() {
             let lasting_s = work.base_s * slowness[device];
             let seconds = lasting_s + noise(self.update, device, lasting_s);
             (longest_s, without_noise_s) = (longest_s.max(seconds), without_noise_s.max(lasting_s));
-            done.push(Done { base_s: work.base_s, micros: (seconds * 1e6) as u64, after_micros: 0 });
+            times.push(WorkTime { base_s: work.base_s, micros: (seconds * 1e6) as u64, after_micros: 0 });
         }
-        self.planner.observe(&done);
+        self.planner.observe(&times);
         let all_s: f64 = work.iter().map(|work| work.base_s).sum();
         let best_s = all_s / slowness.iter().map(|slowness| 1.0 / slowness).sum::<f64>();
         self.update += 1;
@@ -71,13 +80,13 @@ impl Pair {
     }
 }
 
-/// Each update is delayed by a time slice or two of another program with some probability.
+/// With some probability another program delays an update by one or two time slices.
 fn slices(key: Key, update: u64, device: usize) -> f64 {
     let key = key.name("slices").index(update).index(device as u64);
     if key.unit(0) < 0.3 { f64::from(key.between(1, 0.004, 0.010)) } else { 0.0 }
 }
 
-/// Another program computes beside a device for a few updates.
+/// Another program uses a device for a few updates.
 fn periods(key: Key, update: u64, device: usize) -> f64 {
     let is_busy = |began: u64| {
         let key = key.name("periods").index(began).index(device as u64);
@@ -88,7 +97,7 @@ fn periods(key: Key, update: u64, device: usize) -> f64 {
     if began { f64::from(key.between(0, 0.004, 0.010)) } else { 0.0 }
 }
 
-/// Now and then another program takes the core for long; often both cores, one after the other.
+/// Another program sometimes takes a core for long; often both cores, one after the other.
 fn bursts(key: Key, update: u64, device: usize) -> f64 {
     let key = key.name("bursts");
     let at = |update: u64, device: usize| {
@@ -99,7 +108,7 @@ fn bursts(key: Key, update: u64, device: usize) -> f64 {
     at(update, device) + if follows { at(update - 1, 1 - device) } else { 0.0 }
 }
 
-/// Up to `part` of the time, up or down, mostly less.
+/// Normal noise with a standard deviation of `part` of the time.
 fn jitter(key: Key, update: u64, device: usize, seconds: f64, part: f64) -> f64 {
     let normal = key.name("jitter").index(device as u64).normal(update);
     seconds * part * f64::from(normal.clamp(-4.0, 4.0))
@@ -133,8 +142,8 @@ fn scheduler_noise_in_short_updates_hardly_changes_the_plan() {
     assert!(worst.iter().all(|&(_, _, replans, furthest)| replans <= 5 && furthest <= 10), "{worst:?}");
 }
 
-/// After how many updates, and seconds, the plan fits a change that happens in update `at`: from then on five updates in a row
-/// take at most `within` times as long as they must.
+/// The number of updates, and seconds, until the plan fits a change in update `at`: from then on
+/// five updates in a row take at most `within` times the optimum.
 fn followed(
     update_s: f64,
     slowness: [f64; 2],
@@ -173,7 +182,7 @@ fn large_changes_in_long_updates_are_followed_within_five_updates() {
 }
 
 #[test]
-fn a_device_that_is_free_again_after_a_few_updates_is_followed_too() {
+fn a_device_that_recovers_after_a_few_updates_is_followed_too() {
     for update_s in [0.2, 1.0] {
         for seed in 0..12 {
             let noise = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
@@ -214,7 +223,7 @@ fn lasting_changes_in_short_updates_are_followed_in_about_a_second() {
             for seed in 0..12 {
                 let quiet = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
                 let (updates, seconds) = followed(update_s, slowness, 1.15, 600, &quiet);
-                // So many updates take half a second if nothing is slow.
+                // Half a second of updates at normal speed.
                 let is_soon = updates as f64 * update_s < 0.5 && seconds < 1.8;
                 assert!(
                     is_soon,
@@ -231,7 +240,7 @@ fn lasting_changes_in_short_updates_are_followed_in_about_a_second() {
 }
 
 #[test]
-fn announced_gains_are_what_is_gained() {
+fn announced_gains_are_correct() {
     for update_s in [0.005, 0.2] {
         for slowness in LARGE {
             for seed in 0..12 {
@@ -243,7 +252,10 @@ fn announced_gains_are_what_is_gained() {
                 let mut steps: Vec<Step> = (0..400).map(|_| pair.step(slowness, &noise)).collect();
                 let announced: f64 = steps.iter().filter_map(|step| step.replanned).map(|new| 1.0 - new.gain).product();
                 let gained = steps.pop().unwrap().lasting_s / steps[0].lasting_s;
-                assert!((announced - gained).abs() < 0.08, "{slowness:?}, {update_s} s: {announced} for {gained}");
+                assert!(
+                    (announced - gained).abs() < 0.08,
+                    "{slowness:?}, {update_s} s: announced {announced}, gained {gained}"
+                );
             }
         }
     }

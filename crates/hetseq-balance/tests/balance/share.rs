@@ -1,9 +1,10 @@
-//! Each sample to exactly one device, no micro-batch over its caps, and nobody later than need be.
+//! Each sample goes to exactly one device, micro-batches respect the caps, and all finish as early
+//! as possible.
 
 use std::ops::Range;
 
 use hetseq_balance::share::{DeviceLoad, Share, share as share_loads};
-use hetseq_balance::{BalanceError, CostTable, Point};
+use hetseq_balance::{BalanceError, CostPoint, CostTable};
 use proptest::prelude::*;
 
 /// A device that owns its table.
@@ -48,15 +49,16 @@ fn last_finish_s(costs: &[u32], devices: &[Device], shares: &[Share]) -> f64 {
     devices.iter().zip(shares).map(|(device, share)| finish_s(costs, device, share)).fold(0.0, f64::max)
 }
 
-/// What a device takes if these are all there are.
+/// The time of a device that computes all of these samples alone.
 fn alone_s(costs: &[u32], device: &Device) -> f64 {
     let device = std::slice::from_ref(device);
     if costs.is_empty() { 0.0 } else { last_finish_s(costs, device, &share(costs, device).unwrap()) }
 }
 
-/// The least largest finishing time over all ways to cut the samples into one run per device, in order.
+/// The smallest possible last finish time over all cuts of the samples into one range per device,
+/// in order.
 fn best_s(costs: &[u32], devices: &[Device]) -> f64 {
-    // best[n]: with the devices so far and the first n samples.
+    // best[n]: the optimum with the devices so far and the first n samples.
     let mut best = vec![f64::INFINITY; costs.len() + 1];
     best[0] = 0.0;
     for device in devices {
@@ -69,7 +71,7 @@ fn best_s(costs: &[u32], devices: &[Device]) -> f64 {
     best[costs.len()]
 }
 
-/// Panics unless the shares cover all samples once and keep the caps.
+/// Panics unless the shares cover all samples once and respect the caps.
 fn check(costs: &[u32], devices: &[Device], shares: &[Share]) {
     assert_eq!(shares.len(), devices.len());
     let mut all: Vec<Range<usize>> = Vec::new();
@@ -104,13 +106,13 @@ fn any_costs() -> impl Strategy<Value = Vec<u32>> {
 
 fn any_table() -> impl Strategy<Value = CostTable> {
     let point = (1u32..40, 1u32..500, 1u64..100_000);
-    let point = point.prop_map(|(samples, tokens, micros)| Point { samples, tokens, micros, bytes: 0 });
+    let point = point.prop_map(|(samples, tokens, micros)| CostPoint { samples, tokens, micros, bytes: 0 });
     prop_oneof![
         (10.0f64..10_000.0).prop_map(CostTable::proportional),
         prop::collection::vec(point, 1..8).prop_map(|points| CostTable::new(points).unwrap()),
-        // As devices are: a launch, then by tokens.
+        // Typical of devices: a launch time, then time per token.
         (1u64..50_000, 1u64..1000).prop_map(|(launch, per_token)| {
-            let at = |samples: u32, tokens: u32| Point {
+            let at = |samples: u32, tokens: u32| CostPoint {
                 samples,
                 tokens,
                 micros: launch.max(per_token * u64::from(samples * tokens)),
@@ -138,12 +140,12 @@ fn any_device() -> impl Strategy<Value = Device> {
         })
 }
 
-/// A launch, then by tokens, and a little by their square.
+/// A launch time plus time per token, and a little for the square of the length.
 fn real_device() -> impl Strategy<Value = Device> {
     let table = (1u64..20_000, 1u64..100, 0u64..30).prop_map(|(launch, per_token, squared)| {
         let at = |(samples, tokens): (u32, u32)| {
             let each = u64::from(tokens) * (per_token * 1000 + squared * u64::from(tokens)) / 1000;
-            Point { samples, tokens, micros: launch + each * u64::from(samples), bytes: 0 }
+            CostPoint { samples, tokens, micros: launch + each * u64::from(samples), bytes: 0 }
         };
         let sizes = [(1, 32), (4, 32), (16, 32), (64, 32), (1, 128), (4, 128), (16, 128), (1, 512), (4, 512)];
         CostTable::new(sizes.map(at).to_vec()).unwrap()
@@ -166,36 +168,36 @@ proptest! {
     }
 
     #[test]
-    fn equal_samples_finish_as_early_as_can_be(
+    fn equal_samples_finish_as_early_as_possible(
         n in 1usize..=12, cost in 1u32..300, devices in prop::collection::vec(any_device(), 1..=4),
     ) {
         let costs = vec![cost; n];
         let last = last_finish_s(&costs, &devices, &share(&costs, &devices).unwrap());
         let best = best_s(&costs, &devices);
-        prop_assert!(last <= best * (1.0 + 1e-9), "{last} s, optimally {best} s");
+        prop_assert!(last <= best * (1.0 + 1e-9), "{last} s, optimum {best} s");
     }
 
     #[test]
-    fn many_equal_samples_finish_as_early_as_one_after_the_other(
+    fn many_equal_samples_finish_as_early_as_with_greedy_assignment(
         n in 1usize..300, cost in 1u32..300, devices in prop::collection::vec(any_device(), 1..12),
     ) {
         let costs = vec![cost; n];
         let shares = share(&costs, &devices).unwrap();
-        // Each sample in turn to whoever would finish it first is known to be optimal.
-        let mut given = vec![0usize; devices.len()];
-        let finish = |given: &[usize], i: usize, more: usize| alone_s(&costs[..given[i] + more], &devices[i]);
+        // Giving each sample in turn to the device that finishes it first is known to be optimal.
+        let mut assigned = vec![0usize; devices.len()];
+        let finish = |assigned: &[usize], i: usize, more: usize| alone_s(&costs[..assigned[i] + more], &devices[i]);
         for _ in 0..n {
-            let order = |&a: &usize, &b: &usize| finish(&given, a, 1).total_cmp(&finish(&given, b, 1));
+            let order = |&a: &usize, &b: &usize| finish(&assigned, a, 1).total_cmp(&finish(&assigned, b, 1));
             let first = (0..devices.len()).min_by(order).unwrap();
-            given[first] += 1;
+            assigned[first] += 1;
         }
-        let optimum = (0..devices.len()).map(|i| finish(&given, i, 0)).fold(0.0, f64::max);
+        let optimum = (0..devices.len()).map(|i| finish(&assigned, i, 0)).fold(0.0, f64::max);
         let last = last_finish_s(&costs, &devices, &shares);
-        prop_assert!(last <= optimum * (1.0 + 1e-9), "{last} s, optimally {optimum} s");
+        prop_assert!(last <= optimum * (1.0 + 1e-9), "{last} s, optimum {optimum} s");
     }
 
     #[test]
-    fn a_sample_more_never_takes_less(n in 1usize..200, cost in 1u32..300, device in any_device()) {
+    fn one_more_sample_never_takes_less(n in 1usize..200, cost in 1u32..300, device in any_device()) {
         let costs = vec![cost; n + 1];
         prop_assert!(alone_s(&costs, &device) >= alone_s(&costs[..n], &device) * (1.0 - 1e-9));
     }
@@ -209,7 +211,7 @@ proptest! {
         let best = best_s(&costs, &devices);
         let one_s = |device: &Device| device.factor * device.table.seconds(1, costs[costs.len() - 1]);
         let sample_s = devices.iter().map(one_s).fold(f64::INFINITY, f64::min);
-        prop_assert!(last <= best + sample_s && last <= best * 1.25, "{last} s, optimally {best} s");
+        prop_assert!(last <= best + sample_s && last <= best * 1.25, "{last} s, optimum {best} s");
     }
 
     #[test]
@@ -254,7 +256,8 @@ proptest! {
         devices.push(device(5.0));
         let shares = share(&costs, &devices).unwrap();
         check(&costs, &devices, &shares);
-        // By the reference, a device cannot take what exceeds its cap; those that reach less far come first.
+        // The reference: a device takes no sample above its cap, and devices with less reach come
+        // first.
         let mut in_order = devices.clone();
         in_order.sort_by_key(|d| costs.partition_point(|&cost| d.max_tokens.is_none_or(|cap| cost <= cap)));
         let mut best = vec![f64::INFINITY; costs.len() + 1];
@@ -269,16 +272,16 @@ proptest! {
         }
         let best = best[costs.len()];
         let last = last_finish_s(&costs, &devices, &shares);
-        prop_assert!(last <= best * 1.25, "{last} s, optimally {best} s");
+        prop_assert!(last <= best * 1.25, "{last} s, optimum {best} s");
     }
 
     #[test]
-    fn strange_numbers_do_no_harm(
+    fn invalid_numbers_do_no_harm(
         costs in prop::collection::vec(any::<u32>(), 0..50),
         loads in prop::collection::vec((any::<f64>(), any::<f64>(), any::<f64>(), any::<Option<u32>>(), any::<Option<u32>>()), 0..20),
         points in prop::collection::vec((any::<u32>(), any::<u32>(), any::<u64>()), 1..5),
     ) {
-        let point = |(samples, tokens, micros)| Point { samples, tokens, micros, bytes: 0 };
+        let point = |(samples, tokens, micros)| CostPoint { samples, tokens, micros, bytes: 0 };
         let measured = CostTable::new(points.into_iter().map(point).collect());
         let devices: Vec<_> = loads.into_iter().map(|(speed, factor, overhead_s, max_tokens, max_samples)| {
             let table = match &measured {
@@ -297,12 +300,12 @@ proptest! {
 fn shares_follow_the_speeds() {
     let devices = [device(4.0), device(2.0), device(1.0)];
     assert_eq!(counts(&share(&[128; 70], &devices).unwrap()), [40, 20, 10]);
-    // One sample: the fastest does it; the others may rest.
+    // The fastest device computes a single sample; the others are idle.
     assert_eq!(counts(&share(&[128], &devices).unwrap()), [1, 0, 0]);
 }
 
 #[test]
-fn a_device_that_takes_long_to_begin_is_left_out_of_a_short_update() {
+fn a_device_with_a_long_overhead_is_left_out_of_a_short_update() {
     let slow_start = Device { overhead_s: 10.0, ..device(100.0) };
     assert_eq!(counts(&share(&[1; 100], &[device(100.0), slow_start.clone()]).unwrap()), [100, 0]);
     assert_eq!(counts(&share(&[1; 3000], &[device(100.0), slow_start]).unwrap()), [2000, 1000]);
@@ -336,19 +339,19 @@ fn long_samples_go_to_the_device_that_can_take_them() {
 }
 
 #[test]
-fn errors_say_what_to_raise() {
+fn errors_name_the_cap_to_raise() {
     let small = Device { max_tokens: Some(100), ..device(1.0) };
     let error =
         share(&[10, 4000], &[small.clone(), Device { max_tokens: Some(512), ..small }]).unwrap_err().to_string();
     assert!(error.contains("4000 tokens") && error.contains("512 tokens") && error.contains("max_tokens"), "{error}");
 
     for factor in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let useless = Device { factor, ..device(1.0) };
-        let error = share(&[10], &vec![useless.clone(); 3]).unwrap_err();
+        let unusable = Device { factor, ..device(1.0) };
+        let error = share(&[10], &vec![unusable.clone(); 3]).unwrap_err();
         assert!(matches!(error, BalanceError::NoUsableDevice { devices: 3 }), "{error}");
-        let shares = share(&[10; 8], &[useless.clone(), device(1.0)]).unwrap();
+        let shares = share(&[10; 8], &[unusable.clone(), device(1.0)]).unwrap();
         assert_eq!(counts(&shares), [0, 8]);
-        assert_eq!(share(&[], &[useless]).unwrap(), [Share::default()]);
+        assert_eq!(share(&[], &[unusable]).unwrap(), [Share::default()]);
     }
     assert!(share(&[10], &[]).is_err());
 }
@@ -361,14 +364,14 @@ fn very_many_devices_are_busy_almost_until_the_end() {
     for max_tokens in [None, Some(1024)] {
         let device = |i: u32| {
             let per_token = u64::from(key.index(1).bits(i) % 50 + 5);
-            let at = |(samples, tokens): (u32, u32)| Point {
+            let at = |(samples, tokens): (u32, u32)| CostPoint {
                 samples,
                 tokens,
                 micros: 500 + per_token * u64::from(samples * tokens),
                 bytes: 0,
             };
             let table = CostTable::new([(1, 64), (8, 64), (1, 512), (8, 512)].map(at).to_vec()).unwrap();
-            // Some cannot take the longest samples.
+            // Some devices cannot take the longest samples.
             let max_tokens = max_tokens.map(|cap| if i.is_multiple_of(3) { cap / 4 } else { cap });
             Device { table, factor: 1.0, overhead_s: 0.001, max_tokens, max_samples: None }
         };

@@ -1,11 +1,12 @@
-//! `hetseq bench data`: samples per second out of prepared data.
+//! `hetseq bench data`: times reading samples from prepared data.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use hetseq_data::prep::{Hdf5Settings, PrepFormat, PrepSettings, Prepared, VocabularySource, prepare};
+use hetseq_data::prep::PrepOutcome;
+use hetseq_data::prep::bert::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource, prepare};
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
 use hetseq_data::source::corpus::CorpusSplit;
 use hetseq_data::{EpochPlan, GlobalBatch, PlanSpec};
@@ -14,15 +15,16 @@ use hetseq_random::Key;
 use serde_json::json;
 
 use super::Scratch;
-use crate::args::{BenchDataArgs, UsageError};
-use crate::output::{print_line, say};
+use crate::args::UsageError;
+use crate::bench::args::BenchDataArgs;
+use crate::output::{eprint_line, print_line};
 use crate::prep::Quiet;
 
-/// Words of made-up text: about 16 MB.
-const MADE_UP_WORDS: u64 = 2_500_000;
+/// Words of generated text: about 16 MB.
+const GENERATED_WORDS: u64 = 2_500_000;
 
-/// What was measured of one directory.
-struct Measured {
+/// A directory and its measurements.
+struct DataTiming {
     dir: PathBuf,
     data: PretrainData,
     open_seconds: f64,
@@ -33,41 +35,41 @@ struct Measured {
 pub(super) fn data(args: &BenchDataArgs) -> anyhow::Result<ExitCode> {
     let scratch = Scratch::new()?;
     let dirs = match args.dirs.is_empty() {
-        true => make_up(&scratch.0, args.max_seq_length)?,
+        true => prepare_generated(&scratch.0, args.max_seq_length)?,
         false => args.dirs.clone(),
     };
     let config = PretrainConfig { max_seq_length: args.max_seq_length, ..PretrainConfig::default() };
-    let mut measured = Vec::new();
+    let mut timings = Vec::new();
     for dir in dirs {
         let started = Instant::now();
         let data = PretrainData::open(&dir, CorpusSplit::Train, &config)?;
         let open_seconds = started.elapsed().as_secs_f64();
         if data.is_empty() {
-            return Err(UsageError(format!("{} holds no samples to train on", dir.display())).into());
+            return Err(UsageError(format!("{} has no training samples", dir.display())).into());
         }
         let (samples_per_second, tokens_per_second) = (Vec::new(), Vec::new());
-        measured.push(Measured { dir, data, open_seconds, samples_per_second, tokens_per_second });
+        timings.push(DataTiming { dir, data, open_seconds, samples_per_second, tokens_per_second });
     }
     for round in 0..args.rounds {
-        for side in &mut measured {
-            say(&format!("round {}/{}: {}", round + 1, args.rounds, side.dir.display()));
-            run(side, args, u64::from(round))?;
+        for timing in &mut timings {
+            eprint_line(&format!("round {}/{}: {}", round + 1, args.rounds, timing.dir.display()));
+            run(timing, args, u64::from(round))?;
         }
     }
-    measured.into_iter().try_for_each(|side| report(side, args))?;
+    timings.into_iter().try_for_each(|timing| report(timing, args))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Collates batch after batch of an epoch, on one thread, as the loader does.
-fn run(side: &mut Measured, args: &BenchDataArgs, epoch: u64) -> anyhow::Result<()> {
+/// Collates the batches of an epoch in order, on one thread, as the loader does.
+fn run(timing: &mut DataTiming, args: &BenchDataArgs, epoch: u64) -> anyhow::Result<()> {
     let batch = GlobalBatch::Sequences(args.batch as usize);
     let spec = PlanSpec { seed: 1, batch, curriculum_epochs: 0, shuffle: true };
-    let plan = EpochPlan::new(&side.data.costs(), &spec, epoch);
+    let plan = EpochPlan::new(&timing.data.lengths(), &spec, epoch);
     let key = Key::root(1).name("sample").index(epoch);
     let (mut samples, mut tokens) = (0u64, 0u64);
     let started = Instant::now();
     for update in (0..plan.updates()).cycle() {
-        let batch = side.data.collate(plan.update(update).samples, &|id| key.index(u64::from(id)))?;
+        let batch = timing.data.collate(plan.update(update).samples, &|id| key.index(u64::from(id)))?;
         samples += batch.batch as u64;
         tokens += batch.tokens();
         if started.elapsed().as_secs_f64() >= args.seconds {
@@ -75,46 +77,45 @@ fn run(side: &mut Measured, args: &BenchDataArgs, epoch: u64) -> anyhow::Result<
         }
     }
     let seconds = started.elapsed().as_secs_f64();
-    side.samples_per_second.push(samples as f64 / seconds);
-    side.tokens_per_second.push(tokens as f64 / seconds);
+    timing.samples_per_second.push(samples as f64 / seconds);
+    timing.tokens_per_second.push(tokens as f64 / seconds);
     Ok(())
 }
 
-fn report(side: Measured, args: &BenchDataArgs) -> anyhow::Result<()> {
-    let kind = match side.data {
+fn report(timing: DataTiming, args: &BenchDataArgs) -> anyhow::Result<()> {
+    let kind = match timing.data {
         PretrainData::Text(_) => "compact",
         PretrainData::Stored(_) => "hdf5",
     };
-    let (samples, tokens) = (median(side.samples_per_second), median(side.tokens_per_second));
-    // Opening is part of the work, and in NVIDIA's layout most of it: everything is decoded then.
-    let first_epoch = side.data.len() as f64 / (side.open_seconds + side.data.len() as f64 / samples);
+    let (samples, tokens) = (median(timing.samples_per_second), median(timing.tokens_per_second));
+    // Opening is part of the work, and for NVIDIA's layout most of it: it decodes everything.
+    let first_epoch = timing.data.len() as f64 / (timing.open_seconds + timing.data.len() as f64 / samples);
     if args.json {
         let object = json!({
-            "dir": side.dir.display().to_string(), "kind": kind, "samples": side.data.len(), "batch": args.batch,
-            "open_seconds": side.open_seconds, "samples_per_second": samples, "tokens_per_second": tokens,
+            "dir": timing.dir.display().to_string(), "kind": kind, "samples": timing.data.len(), "batch": args.batch,
+            "open_seconds": timing.open_seconds, "samples_per_second": samples, "tokens_per_second": tokens,
             "first_epoch_samples_per_second": first_epoch,
         });
         print_line(&object.to_string());
     } else {
         print_line(&format!(
-            "{kind:<8} {} samples/s, {} tokens/s; {} samples, opened in {:.2} s, with that {} samples/s in the first \
-             epoch; {}",
+            "{kind:<8} {} samples/s, {} tokens/s; {} samples opened in {:.2} s: {} samples/s in the first epoch; {}",
             thousands(samples as u64),
             thousands(tokens as u64),
-            thousands(side.data.len() as u64),
-            side.open_seconds,
+            thousands(timing.data.len() as u64),
+            timing.open_seconds,
             thousands(first_epoch as u64),
-            side.dir.display()
+            timing.dir.display()
         ));
     }
     Ok(())
 }
 
-/// Prepares made-up text in both forms.
-fn make_up(dir: &Path, max_seq_length: usize) -> anyhow::Result<Vec<PathBuf>> {
+/// Generates text and prepares it in both formats.
+fn prepare_generated(dir: &Path, max_seq_length: usize) -> anyhow::Result<Vec<PathBuf>> {
     let text = dir.join("text.txt");
-    say("making up text and preparing it");
-    fs_err::write(&text, made_up_text(MADE_UP_WORDS))?;
+    eprint_line("generating text and preparing it");
+    fs_err::write(&text, generated_text(GENERATED_WORDS))?;
     let hdf5 = Hdf5Settings {
         max_seq_length,
         max_predictions: max_seq_length / 6,
@@ -135,7 +136,7 @@ fn make_up(dir: &Path, max_seq_length: usize) -> anyhow::Result<Vec<PathBuf>> {
             shard_mib: Some(1),
             seed: 1,
         };
-        let Prepared::Finished { .. } = prepare(&settings, &Quiet).context("preparing made-up text")? else {
+        let PrepOutcome::Finished { .. } = prepare(&settings, &Quiet).context("preparing generated text")? else {
             bail!("stopped");
         };
         dirs.push(settings.output);
@@ -143,8 +144,8 @@ fn make_up(dir: &Path, max_seq_length: usize) -> anyhow::Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Sentences of words of syllables, frequent and rare ones as in a language.
-fn made_up_text(words: u64) -> String {
+/// Sentences of artificial words, whose frequencies are distributed about as in a natural language.
+fn generated_text(words: u64) -> String {
     const SYLLABLES: [&str; 16] =
         ["ka", "lo", "mi", "sen", "tar", "u", "ber", "qui", "no", "sto", "la", "ri", "en", "do", "pha", "ge"];
     let key = Key::root(1).name("made-up text");

@@ -1,28 +1,30 @@
-//! `hetseq prep bert`: what was typed to what is meant, progress on the way, a summary at the end.
+//! `hetseq prep bert`: turns the arguments into settings, shows progress and prints a summary.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use hetseq_data::prep::{Hdf5Settings, PrepFormat, PrepSettings, Prepared, VocabularySource, prepare};
-use hetseq_data::source::corpus::{Manifest, TextCounts};
+use hetseq_data::prep::PrepOutcome;
+use hetseq_data::prep::bert::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource, prepare};
+use hetseq_data::source::corpus::{CorpusManifest, TextCounts};
 use hetseq_data::source::text::SentenceStyle;
 use hetseq_metrics::{duration, thousands};
 use serde_json::json;
 
-use super::progress::Progress;
-use crate::args::{FormatArg, PrepBertArgs, SentencesArg, UsageError};
-use crate::output::{print_line, say};
+use super::progress::PrepProgress;
+use crate::args::UsageError;
+use crate::output::{eprint_line, print_line};
+use crate::prep::args::{FormatArg, PrepBertArgs, SentencesArg};
 use crate::stopped;
 
 pub(super) fn prep(args: &PrepBertArgs) -> anyhow::Result<ExitCode> {
     let settings = settings(args)?;
-    let progress = Progress::new()?;
+    let progress = PrepProgress::new()?;
     let started = Instant::now();
     let prepared = prepare(&settings, &progress);
-    // Also after an error, which would else stand behind what is left of the bar.
+    // Also after an error, whose message would otherwise follow the rest of the bar.
     progress.end();
-    let Prepared::Finished { manifest, was_there } = prepared? else {
-        say("stopped; the same command goes on from here");
+    let PrepOutcome::Finished { manifest, was_there } = prepared? else {
+        eprint_line("stopped; run the same command again to resume");
         return Ok(stopped());
     };
     let seconds = started.elapsed().as_secs_f64();
@@ -40,9 +42,9 @@ fn settings(args: &PrepBertArgs) -> Result<PrepSettings, UsageError> {
         (None, Some(path)) => VocabularySource::Tokenizer { path: path.clone() },
         (None, None) => VocabularySource::Trained { size: args.vocab_size, cased: args.cased },
     };
-    let format = match (args.format, args.hdf5.typed()) {
+    let format = match (args.format, args.hdf5.given()) {
         (FormatArg::Compact, Some(flag)) => {
-            return Err(UsageError(format!("{flag} only counts with --format hdf5; a task sets it when it trains")));
+            return Err(UsageError(format!("{flag} needs --format hdf5; with compact, the task sets it for training")));
         }
         (FormatArg::Compact, None) => PrepFormat::Compact,
         (FormatArg::Hdf5, _) => PrepFormat::Hdf5(Hdf5Settings {
@@ -72,7 +74,7 @@ fn settings(args: &PrepBertArgs) -> Result<PrepSettings, UsageError> {
     })
 }
 
-fn summary(settings: &PrepSettings, manifest: &Manifest, was_there: bool, seconds: f64) -> Vec<String> {
+fn summary(settings: &PrepSettings, manifest: &CorpusManifest, was_there: bool, seconds: f64) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, counts) in [("train", manifest.train), ("valid", manifest.valid)] {
         if counts != TextCounts::default() {
@@ -86,7 +88,7 @@ fn summary(settings: &PrepSettings, manifest: &Manifest, was_there: bool, second
         }
     }
     if settings.valid_fraction > 0.0 && manifest.valid.documents == 0 {
-        lines.push("valid: nothing, there are too few documents".to_owned());
+        lines.push("valid: empty, there are too few documents".to_owned());
     }
     let bytes: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
     lines.push(format!(
@@ -95,12 +97,17 @@ fn summary(settings: &PrepSettings, manifest: &Manifest, was_there: bool, second
         thousands(manifest.vocabulary as u64),
         thousands(manifest.shards.len() as u64),
         bytes as f64 / 1e6,
-        if was_there { "; it was there already".to_owned() } else { format!(", in {}", duration(seconds)) }
+        if was_there { "; it was already complete".to_owned() } else { format!(", in {}", duration(seconds)) }
     ));
     lines
 }
 
-fn summary_json(settings: &PrepSettings, manifest: &Manifest, was_there: bool, seconds: f64) -> serde_json::Value {
+fn summary_json(
+    settings: &PrepSettings,
+    manifest: &CorpusManifest,
+    was_there: bool,
+    seconds: f64,
+) -> serde_json::Value {
     json!({
         "dir": settings.output.display().to_string(),
         "format": manifest.format,

@@ -1,19 +1,20 @@
-//! Whom a preparation tells how far it is: a person, or nobody.
+//! Progress of a preparation, on standard error or not at all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hetseq_data::prep::Watch;
+use hetseq_data::prep::PrepObserver;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::output::say;
+use crate::output::eprint_line;
 
-/// Between two lines where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(30);
+/// The time between two lines if there is no terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A bar on a terminal, else a line now and then. Signals end the preparation where it can go on.
-pub(super) struct Progress {
+/// A progress bar on a terminal, else a line every [`LINE_INTERVAL`]. Also stops the preparation,
+/// in a state from which it can resume, on a signal.
+pub(super) struct PrepProgress {
     bar: ProgressBar,
     is_stopped: Arc<AtomicBool>,
     state: Mutex<State>,
@@ -25,11 +26,11 @@ struct State {
     last_line: Instant,
 }
 
-impl Progress {
+impl PrepProgress {
     pub(super) fn new() -> anyhow::Result<Self> {
         let is_stopped = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGUSR1] {
-            // A second signal does not wait.
+            // A second signal ends the process at once.
             signal_hook::flag::register_conditional_default(signal, is_stopped.clone())?;
             signal_hook::flag::register(signal, is_stopped.clone())?;
         }
@@ -37,40 +38,40 @@ impl Progress {
         let style = ProgressStyle::with_template("{msg:24} {wide_bar} {bytes:>10} of {total_bytes} {eta:>6}")?;
         bar.set_style(style);
         let state = Mutex::new(State { what: String::new(), total: 0, last_line: Instant::now() });
-        Ok(Progress { bar, is_stopped, state })
+        Ok(PrepProgress { bar, is_stopped, state })
     }
 
     pub(super) fn end(&self) {
         self.bar.finish_and_clear();
     }
 
-    fn say(&self, line: &str) {
+    fn print_without_bar(&self, line: &str) {
         if self.bar.is_hidden() {
-            say(line);
+            eprint_line(line);
         }
     }
 }
 
-impl Watch for Progress {
+impl PrepObserver for PrepProgress {
     fn begin(&self, what: &str, bytes: u64) {
         self.bar.set_message(what.to_owned());
         self.bar.set_length(bytes);
         self.bar.set_position(0);
         self.bar.reset_eta();
-        self.say(what);
+        self.print_without_bar(what);
         if let Ok(mut state) = self.state.lock() {
             *state = State { what: what.to_owned(), total: bytes, last_line: Instant::now() };
         }
     }
 
-    fn reached(&self, bytes: u64) {
+    fn progress(&self, bytes: u64) {
         self.bar.set_position(bytes);
         if let Ok(mut state) = self.state.lock()
-            && state.last_line.elapsed() >= LINE_EVERY
+            && state.last_line.elapsed() >= LINE_INTERVAL
         {
             state.last_line = Instant::now();
             let mb = |bytes: u64| bytes as f64 / 1e6;
-            self.say(&format!("{}: {:.0} of {:.0} MB", state.what, mb(bytes), mb(state.total)));
+            self.print_without_bar(&format!("{}: {:.0} of {:.0} MB", state.what, mb(bytes), mb(state.total)));
         }
     }
 
@@ -79,13 +80,13 @@ impl Watch for Progress {
     }
 }
 
-/// Nobody watches.
+/// Shows no progress.
 pub(crate) struct Quiet;
 
-impl Watch for Quiet {
+impl PrepObserver for Quiet {
     fn begin(&self, _what: &str, _bytes: u64) {}
 
-    fn reached(&self, _bytes: u64) {}
+    fn progress(&self, _bytes: u64) {}
 
     fn is_stopped(&self) -> bool {
         false

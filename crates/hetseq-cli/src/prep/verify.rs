@@ -1,4 +1,4 @@
-//! `hetseq prep verify`: read everything, and say what is there.
+//! `hetseq prep verify`: reads all prepared data, checks it and prints totals.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -6,18 +6,18 @@ use std::process::ExitCode;
 use anyhow::Context;
 use hetseq_data::error::CorpusError;
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
-use hetseq_data::source::corpus::{self, CorpusSplit, Manifest};
-use hetseq_data::source::pairs::PairCounts;
+use hetseq_data::source::corpus::{self, CorpusManifest, CorpusSplit};
+use hetseq_data::source::parallel_corpus::PairCounts;
 use hetseq_data::{DataError, ParallelData};
 use hetseq_metrics::thousands;
 use hetseq_random::Key;
 use serde_json::json;
 
-use crate::args::PrepVerifyArgs;
 use crate::output::print_line;
+use crate::prep::args::PrepVerifyArgs;
 
 pub(super) fn verify(args: &PrepVerifyArgs) -> anyhow::Result<ExitCode> {
-    let is_parallel = corpus::format(&args.dir)?.as_deref() == Some(Manifest::<PairCounts>::PAIRS);
+    let is_parallel = corpus::format(&args.dir)?.as_deref() == Some(CorpusManifest::<PairCounts>::PAIRS);
     let object = if is_parallel { verify_pairs(args)? } else { verify_text(args)? };
     if args.json {
         print_line(&serde_json::to_string(&object).context("printing")?);
@@ -25,13 +25,14 @@ pub(super) fn verify(args: &PrepVerifyArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A corpus of `hetseq prep translate`.
+/// Checks a corpus of `hetseq prep translate`.
 fn verify_pairs(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
     let mut object = json!({ "dir": args.dir.display().to_string() });
-    let manifest = Manifest::<PairCounts>::read(&args.dir)?.context("corpus.json went away while it was read")?;
+    let manifest =
+        CorpusManifest::<PairCounts>::read(&args.dir)?.context("corpus.json was removed while it was read")?;
     for split in CorpusSplit::ALL {
         let data = match ParallelData::open(&args.dir, split) {
-            // There need not be held-out text.
+            // Held-out text is optional.
             Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) if split == CorpusSplit::Valid => continue,
             opened => opened?,
         };
@@ -39,12 +40,12 @@ fn verify_pairs(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
         let counts = manifest.counts(split);
         let listed = (counts.pairs, counts.source.tokens, counts.target.tokens);
         if (found.pairs, found.source_tokens, found.target_tokens) != listed {
-            let problem = format!("its shards hold {found:?}, and it says {listed:?}");
+            let problem = format!("the shards hold {found:?}, but it lists {listed:?}");
             let (path, field) = (args.dir.join(corpus::MANIFEST_FILE), "counts");
             return Err(DataError::from(CorpusError::Damaged { path, field, problem }).into());
         }
         object[split.name()] = json!({
-            "kind": Manifest::<PairCounts>::PAIRS,
+            "kind": CorpusManifest::<PairCounts>::PAIRS,
             "pairs": found.pairs,
             "source_tokens": found.source_tokens,
             "target_tokens": found.target_tokens,
@@ -54,7 +55,7 @@ fn verify_pairs(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
             let [pairs, source, target] = [found.pairs, found.source_tokens, found.target_tokens].map(thousands);
             let fingerprint = data.fingerprint();
             print_line(&format!(
-                "{}: pairs, whole: {pairs} with {source} and {target} tokens, {fingerprint}",
+                "{}: pairs, intact: {pairs} with {source} and {target} tokens, {fingerprint}",
                 split.name()
             ));
         }
@@ -62,17 +63,17 @@ fn verify_pairs(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
     Ok(object)
 }
 
-/// A corpus of `hetseq prep bert`, or shards in NVIDIA's layout.
+/// Checks a corpus of `hetseq prep bert`, or shards in NVIDIA's layout.
 fn verify_text(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
     let config = PretrainConfig { vocabulary: args.vocab_size, ..PretrainConfig::default() };
     let mut object = json!({ "dir": args.dir.display().to_string() });
     for split in CorpusSplit::ALL {
         let data = match PretrainData::open(&args.dir, split, &config) {
-            // There need not be held-out text.
+            // Held-out text is optional.
             Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) if split == CorpusSplit::Valid => continue,
             opened => opened?,
         };
-        // Shards in NVIDIA's layout were read whole when they were opened.
+        // Opening shards in NVIDIA's layout has already read all of them.
         if let PretrainData::Text(samples) = &data {
             samples.corpus().verify()?;
         }
@@ -95,32 +96,33 @@ fn verify_text(args: &PrepVerifyArgs) -> anyhow::Result<serde_json::Value> {
         });
         if !args.json {
             let samples = thousands(data.len() as u64);
-            print_line(&format!("{}: {kind}, whole: {samples} samples, {}", split.name(), data.fingerprint()));
+            print_line(&format!("{}: {kind}, intact: {samples} samples, {}", split.name(), data.fingerprint()));
             let entropy = sums.entropy();
             print_line(&format!(
-                "  loss of a model that knows only how frequent the masked words are: {entropy:.3} nats"
+                "  loss of a model that only knows the frequencies of the masked words: {entropy:.3} nats"
             ));
         }
     }
     Ok(object)
 }
 
-/// Of all samples of an epoch: what another program can add up, to compare.
+/// Sums over all samples of an epoch, which other programs can compute too for a comparison.
 #[derive(Default)]
 struct Sums {
     tokens: u64,
     masked: u64,
     next: i64,
-    /// Ids, each times its column (from 1), and times 1,000 more in the second segment.
+    /// Sum of ids, each times its column (from 1) plus 1,000 in the second segment.
     ids_sum: i64,
-    /// Masked ids, each times its column (from 1).
+    /// Sum of masked ids, each times its column (from 1).
     masked_sum: i64,
     /// How often each id was masked.
     occurrences: BTreeMap<i32, u64>,
 }
 
 impl Sums {
-    /// Of the masked words, in nats: what a model must fall below to have learnt more than frequencies.
+    /// Entropy of the masked words in nats. A model with a lower loss has learned more than
+    /// frequencies.
     fn entropy(&self) -> f64 {
         let part = |&count: &u64| count as f64 / self.masked as f64;
         self.occurrences.values().map(|count| -part(count) * part(count).ln()).sum()
@@ -140,9 +142,9 @@ fn sums(data: &PretrainData) -> anyhow::Result<Sums> {
         for (at, (&id, &segment)) in batch.input_ids.iter().zip(&batch.segment_ids).enumerate() {
             sums.ids_sum += i64::from(id) * (1 + at as i64 % batch.seq as i64 + 1000 * i64::from(segment));
         }
-        for (&place, &id) in batch.masked_positions.iter().zip(&batch.masked_ids) {
+        for (&position, &id) in batch.masked_positions.iter().zip(&batch.masked_ids) {
             *sums.occurrences.entry(id).or_default() += 1;
-            sums.masked_sum += i64::from(id) * (1 + i64::from(place) % batch.seq as i64);
+            sums.masked_sum += i64::from(id) * (1 + i64::from(position) % batch.seq as i64);
         }
     }
     Ok(sums)

@@ -1,13 +1,13 @@
-//! The report as people read it. Pure.
+//! Formats a report as text. Pure; called by `hetseq report`.
 
-use hetseq_metrics::report::{Fit, PlanTold, RankTotal, Report, Spent, WorkerTotal};
+use hetseq_metrics::report::{PlanRecord, PredictionFit, RankSummary, Report, TimeSpent, WorkerSummary};
 use hetseq_metrics::{duration, thousands};
 
-use crate::table::{Table, percent, rate, short_time};
+use crate::table::{TextTable, percent, rate, short_time};
 
-/// A long run plans often; the newest are of interest.
-const MOST_PLANS: usize = 10;
-const BAR: usize = 30;
+/// How many of the newest plans to list: a long run has many.
+const MAX_PLANS: usize = 10;
+const BAR_WIDTH: usize = 30;
 
 pub(super) fn lines(report: &Report) -> Vec<String> {
     let mut lines = heading(report);
@@ -18,7 +18,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     }
     if !report.ranks.is_empty() {
         lines.push(String::new());
-        lines.push("time of updates, rank by rank: # computing, ~ exchange, h host, d data, . waiting".to_owned());
+        lines.push("update time by rank: # computing, ~ exchange, h host, d data, . waiting".to_owned());
         lines.extend(rank_table(&report.ranks));
     }
     lines.push(String::new());
@@ -32,14 +32,14 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
         lines.extend(report.missing.iter().map(|missing| format!("not recorded: {missing}")));
     }
     lines.push(String::new());
-    for (at, words) in report.advice.iter().enumerate() {
-        lines.push(format!("{}{words}", if at == 0 { "first: " } else { "then:  " }));
+    for (at, advice) in report.advice.iter().enumerate() {
+        lines.push(format!("{}{advice}", if at == 0 { "first: " } else { "then:  " }));
     }
     lines
 }
 
 fn heading(report: &Report) -> Vec<String> {
-    let outcome = report.outcome.as_deref().unwrap_or("running, or killed");
+    let outcome = report.outcome.as_deref().unwrap_or("running or killed");
     let task = if report.task.is_empty() { "unknown task" } else { &report.task };
     let groups = match report.process_groups {
         0 | 1 => String::new(),
@@ -57,22 +57,22 @@ fn heading(report: &Report) -> Vec<String> {
 }
 
 fn predictions(report: &Report) -> Vec<String> {
-    let told = |name: &str, fit: Option<Fit>| {
-        fit.map(|Fit { updates, measured_s, predicted_s, error }| {
+    let line = |name: &str, fit: Option<PredictionFit>| {
+        fit.map(|PredictionFit { updates, measured_s, predicted_s, error }| {
             let of = if updates == 1 { "1 update".to_owned() } else { format!("medians of {updates} updates") };
             let (predicted, measured) = (short_time(predicted_s), short_time(measured_s));
-            format!("{name} {predicted} predicted, {measured} measured, {} off ({of})", percent(error))
+            format!("{name} {predicted} per update, {measured} measured, {} off ({of})", percent(error))
         })
     };
     let last = report.prediction_of_last_plan.filter(|last| Some(*last) != report.prediction);
-    [told("an update ", report.prediction), told("last plan ", last)].into_iter().flatten().collect()
+    [line("prediction", report.prediction), line("last plan ", last)].into_iter().flatten().collect()
 }
 
-fn worker_table(workers: &[WorkerTotal]) -> Vec<String> {
-    let mut table = Table::new(["<rank", "<host", "<device", "share", "samples/s", "computing", "idle", "<"]);
+fn worker_table(workers: &[WorkerSummary]) -> Vec<String> {
+    let mut table = TextTable::new(["<rank", "<host", "<device", "share", "samples/s", "computing", "idle", "<"]);
     let most = workers.iter().map(|worker| worker.share).fold(0.0, f64::max);
     for worker in workers {
-        let length = if most > 0.0 { worker.share / most * BAR as f64 } else { 0.0 };
+        let length = if most > 0.0 { worker.share / most * BAR_WIDTH as f64 } else { 0.0 };
         table.row([
             worker.rank.to_string(),
             worker.host.clone(),
@@ -87,9 +87,10 @@ fn worker_table(workers: &[WorkerTotal]) -> Vec<String> {
     table.lines()
 }
 
-fn rank_table(ranks: &[RankTotal]) -> Vec<String> {
-    let mut table = Table::new(["<rank", "<host", "computing", "exchange", "host", "data", "waiting", "other", "<"]);
-    for RankTotal { seconds, wall_s, other_s } in ranks {
+fn rank_table(ranks: &[RankSummary]) -> Vec<String> {
+    let mut table =
+        TextTable::new(["<rank", "<host", "computing", "exchange", "host", "data", "waiting", "other", "<"]);
+    for RankSummary { seconds, wall_s, other_s } in ranks {
         let part = |of: f64| if *wall_s > 0.0 { of / wall_s } else { 0.0 };
         let kinds = [
             (part(seconds.compute_s), '#'),
@@ -106,44 +107,44 @@ fn rank_table(ranks: &[RankTotal]) -> Vec<String> {
     table.lines()
 }
 
-/// Each kind as long as its part; cut where sums end, so that the whole has one length.
+/// A bar in which each kind of time has the length of its part. The running sum is rounded, so that
+/// all bars are equally long.
 fn bar(kinds: &[(f64, char)]) -> String {
     let mut bar = String::from("[");
     let (mut sum, mut drawn) = (0.0, 0usize);
     for &(part, sign) in kinds {
         sum += part;
-        let end = ((sum * BAR as f64).round() as usize).clamp(drawn, BAR);
+        let end = ((sum * BAR_WIDTH as f64).round() as usize).clamp(drawn, BAR_WIDTH);
         bar.extend(std::iter::repeat_n(sign, end - drawn));
         drawn = end;
     }
-    bar.extend(std::iter::repeat_n(' ', BAR - drawn));
+    bar.extend(std::iter::repeat_n(' ', BAR_WIDTH - drawn));
     bar.push(']');
     bar
 }
 
-fn spent(spent: &Spent) -> Vec<String> {
-    let told = |name: &str, seconds: f64| {
+fn spent(spent: &TimeSpent) -> Vec<String> {
+    let line = |name: &str, seconds: f64| {
         let part = if spent.wall_s > 0.0 { seconds / spent.wall_s } else { 0.0 };
         format!("{name:<24}{:>12}  {:>7}", duration(seconds), percent(part))
     };
-    let mut lines = vec![
-        told("updates", spent.updates_s),
-        told("  waiting for samples", spent.data_wait_s),
-        told("  lost until re-planned", spent.lost_until_replanned_s),
-        told("validation", spent.validation_s),
-        told("pauses for checkpoints", spent.checkpoints_s),
-    ];
-    lines.push(told("start and other", spent.other_s));
-    lines
+    vec![
+        line("updates", spent.updates_s),
+        line("  waiting for samples", spent.data_wait_s),
+        line("  lost before a new plan", spent.lost_until_replanned_s),
+        line("validation", spent.validation_s),
+        line("pauses for checkpoints", spent.checkpoints_s),
+        line("startup and other", spent.other_s),
+    ]
 }
 
-fn plans(plans: &[PlanTold]) -> Vec<String> {
+fn plans(plans: &[PlanRecord]) -> Vec<String> {
     let mut lines = Vec::new();
-    let first = plans.len().saturating_sub(MOST_PLANS);
+    let first = plans.len().saturating_sub(MAX_PLANS);
     if first > 0 {
-        lines.push(format!("the last {MOST_PLANS} of {} plans:", plans.len()));
+        lines.push(format!("the last {MAX_PLANS} of {} plans:", plans.len()));
     }
-    let mut table = Table::new(["plan from update", "predicted", "before", "gain", "lost until then"]);
+    let mut table = TextTable::new(["plan from update", "predicted", "old plan", "gain", "lost before it"]);
     for plan in &plans[first..] {
         table.row([
             thousands(plan.update),
@@ -162,17 +163,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_have_one_length_and_end_where_their_sums_do() {
+    fn all_bars_are_equally_long() {
         assert_eq!(bar(&[(0.5, '#'), (0.25, '~'), (0.25, '.')]), format!("[{}~~~~~~~~.......]", "#".repeat(15)));
         for kinds in
             [vec![], vec![(0.0, '#')], vec![(2.0, '#'), (1.0, '.')], vec![(0.33, '#'), (0.33, '~'), (0.33, '.')]]
         {
-            assert_eq!(bar(&kinds).len(), BAR + 2, "{kinds:?}");
+            assert_eq!(bar(&kinds).len(), BAR_WIDTH + 2, "{kinds:?}");
         }
     }
 
     #[test]
-    fn an_empty_report_is_no_division_by_zero() {
+    fn an_empty_report_does_not_divide_by_zero() {
         let lines = lines(&Report::default());
         assert!(lines.iter().all(|line| !line.contains("NaN") && !line.contains("inf")), "{lines:?}");
     }

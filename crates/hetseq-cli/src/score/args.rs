@@ -1,18 +1,18 @@
-//! What can be typed after `hetseq score`.
+//! Command-line arguments of `hetseq score`.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use hetseq_metrics::{Chrf, Smoothing, Tokenizer};
+use hetseq_metrics::{BleuTokenizer, Chrf, Smoothing};
 
-/// Score translations against references by BLEU, chrF or chrF++, with the numbers and the signatures of sacrebleu.
+/// Score translations by BLEU, chrF or chrF++, with the same results as sacrebleu
 ///
-/// Each line of HYPOTHESES is compared with the same line of every file of REFERENCES. Give text as people write it: it is
-/// taken apart into words here, in the same way for everybody, and that makes scores comparable. When you quote a score,
-/// quote its signature too. Files may be packed by gzip; `-` is standard input.
+/// Compares each line of HYPOTHESES with the same line of every file in REFERENCES. Use plain text,
+/// not tokens: `score` tokenizes all text in the same way, which makes scores comparable. Report
+/// the signature together with the score. Files may be compressed with gzip; `-` is standard input.
 #[derive(Debug, Args)]
 #[command(
-    // Metrics follow each other, and would take files for more of them.
+    // The files come first: --metrics takes several values, and would take files that follow it.
     override_usage = "hetseq score <HYPOTHESES> <REFERENCES>... [OPTIONS]",
     after_help = "Examples:
   hetseq score out.de test.de                         BLEU, as WMT computes it
@@ -21,64 +21,64 @@ use hetseq_metrics::{Chrf, Smoothing, Tokenizer};
   hetseq score - test.de --json < out.de              from standard input, for scripts"
 )]
 pub(crate) struct ScoreArgs {
-    /// The translations, one a line
+    /// Translations, one per line
     pub(super) hypotheses: PathBuf,
-    /// What they should be, line by line; several files are several references for each line
+    /// References, one per line; each file is one more reference for every line
     #[arg(required = true)]
     pub(super) references: Vec<PathBuf>,
-    /// What to compute
+    /// Metrics to compute
     #[arg(long, short, value_enum, num_args = 1.., value_delimiter = ',', default_value = "bleu")]
     pub(super) metrics: Vec<MetricArg>,
-    /// How BLEU takes lines apart into words
+    /// Tokenizer for BLEU
     #[arg(long, value_enum, default_value = "13a")]
     pub(super) tokenize: TokenizeArg,
-    /// Do not tell upper case from lower case
+    /// Ignore case
     #[arg(long)]
     pub(super) lowercase: bool,
-    /// What BLEU does if no n-gram of some order matches
+    /// Smoothing for BLEU, for orders without a matching n-gram
     #[arg(long, value_enum, default_value = "exp")]
     pub(super) smooth: SmoothArg,
-    /// Print one JSON object a line, one for each metric, with scores unrounded
+    /// Print one JSON object per metric and line, with unrounded scores
     #[arg(long)]
     pub(super) json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum MetricArg {
-    /// Sequences of one to four words, with a penalty for being short
+    /// Word n-grams of one to four words, with a penalty for short translations
     Bleu,
-    /// Sequences of one to six characters
+    /// Character n-grams of one to six characters
     Chrf,
-    /// Those, and words and pairs of words
+    /// chrF with words and pairs of words
     #[value(name = "chrf++")]
     ChrfPlusPlus,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum TokenizeArg {
-    /// Western languages; what WMT uses
+    /// Western languages; the default of WMT
     #[value(name = "13a")]
     V13a,
-    /// Punctuation and symbols of all scripts
+    /// Splits punctuation and symbols of all scripts
     Intl,
-    /// At spaces only: the text is taken apart already
+    /// Splits at spaces only, for text that is already tokenized
     None,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum SmoothArg {
-    /// Count half a match for the first such order, a quarter for the next
+    /// Counts half a match for the first such order, a quarter for the next
     Exp,
-    /// Count 0.1 matches for each
+    /// Counts 0.1 matches for each such order
     Floor,
-    /// Count one match more for all orders but the first, whether they match or not
+    /// Adds one match to all orders but the first, whether they match or not
     AddK,
-    /// The score is 0
+    /// No smoothing: the score is 0
     None,
 }
 
 impl MetricArg {
-    /// Which chrF it is; none: BLEU.
+    /// The variant of chrF; `None` for BLEU.
     pub(super) fn chrf(self) -> Option<Chrf> {
         match self {
             MetricArg::Bleu => None,
@@ -88,12 +88,12 @@ impl MetricArg {
     }
 }
 
-impl From<TokenizeArg> for Tokenizer {
-    fn from(tokenize: TokenizeArg) -> Tokenizer {
+impl From<TokenizeArg> for BleuTokenizer {
+    fn from(tokenize: TokenizeArg) -> BleuTokenizer {
         match tokenize {
-            TokenizeArg::V13a => Tokenizer::V13a,
-            TokenizeArg::Intl => Tokenizer::Intl,
-            TokenizeArg::None => Tokenizer::None,
+            TokenizeArg::V13a => BleuTokenizer::V13a,
+            TokenizeArg::Intl => BleuTokenizer::Intl,
+            TokenizeArg::None => BleuTokenizer::None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `hetseq average`: the mean of checkpoints is one, and is used like one.
+//! `hetseq average`: the mean of checkpoints can be used like a checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,25 +18,25 @@ fn weights(dir: &Path) -> BTreeMap<String, Vec<f32>> {
 }
 
 #[test]
-fn the_mean_of_three_checkpoints_is_the_mean_of_their_numbers_and_can_be_scored() {
+fn the_mean_of_three_checkpoints_is_exact_and_can_be_evaluated() {
     let dir = RunDir::new();
     shipped(&dir, 8).set("checkpoint.every", "2 updates").set("checkpoint.keep", 10).succeed();
     let mean = dir.path().join("mean");
-    let told = Job::new(["average"]).arg(dir.path()).args(["--last", "3", "--out"]).arg(&mean).succeed();
-    assert_eq!(told.trim_end(), mean.join("model.safetensors").display().to_string());
+    let output = Job::new(["average"]).arg(dir.path()).args(["--last", "3", "--out"]).arg(&mean).succeed();
+    assert_eq!(output.trim_end(), mean.join("model.safetensors").display().to_string());
 
     let three = [4, 6, 8].map(|step| weights(&dir.checkpoint(&format!("step-{step}"))));
     let found = weights(&mean);
     assert!(found.keys().eq(three[0].keys()));
-    let mut moved = 0;
+    let mut changed = 0;
     for (name, values) in &found {
         for (at, &value) in values.iter().enumerate() {
             let expected = three.iter().map(|weights| f64::from(weights[name][at])).sum::<f64>() / 3.0;
             assert_eq!(value, expected as f32, "{name}[{at}]");
-            moved += usize::from(value != three[2][name][at]);
+            changed += usize::from(value != three[2][name][at]);
         }
     }
-    assert!(moved > 1000, "the checkpoints hardly differ");
+    assert!(changed > 1000, "the checkpoints hardly differ");
 
     // The same by name, in another order.
     let named = dir.path().join("named");
@@ -45,13 +45,14 @@ fn the_mean_of_three_checkpoints_is_the_mean_of_their_numbers_and_can_be_scored(
     job.arg("--out").arg(&named).succeed();
     assert_eq!(weights(&named), found);
 
-    let score = |checkpoint: &Path| -> f64 {
-        let told = Job::mnist("eval", dir.path()).arg("--json").arg("--checkpoint").arg(checkpoint).succeed();
-        serde_json::from_str::<serde_json::Value>(&told).unwrap()["loss"].as_f64().unwrap()
+    let loss = |checkpoint: &Path| -> f64 {
+        let output = Job::mnist("eval", dir.path()).arg("--json").arg("--checkpoint").arg(checkpoint).succeed();
+        serde_json::from_str::<serde_json::Value>(&output).unwrap()["loss"].as_f64().unwrap()
     };
-    let losses = [4, 8].map(|step| score(&dir.checkpoint(&format!("step-{step}"))));
-    // Between the first and the last of them while the loss still falls; far from that of weights mixed up.
-    assert!((losses[1]..losses[0]).contains(&score(&mean)), "{losses:?}");
+    let losses = [4, 8].map(|step| loss(&dir.checkpoint(&format!("step-{step}"))));
+    // While the loss still falls, the mean is between the first and the last. Wrongly mixed
+    // weights would be far off.
+    assert!((losses[1]..losses[0]).contains(&loss(&mean)), "{losses:?}");
 
     let exported = dir.path().join("exported");
     Job::new(["export"]).arg(&mean).arg(&exported).succeed();
@@ -59,7 +60,7 @@ fn the_mean_of_three_checkpoints_is_the_mean_of_their_numbers_and_can_be_scored(
 }
 
 #[test]
-fn what_cannot_be_averaged_is_refused() {
+fn invalid_arguments_are_refused() {
     let dir = RunDir::new();
     shipped(&dir, 2).set("checkpoint.every", "1 updates").succeed();
     let run = dir.path().display().to_string();
@@ -67,7 +68,7 @@ fn what_cannot_be_averaged_is_refused() {
     let (first, second, full) = (step(1), step(2), step(1));
     let new = dir.path().join("new").display().to_string();
     for (args, part) in [
-        (vec![&run, "--last", "5", "--out", &new], "has only 2 checkpoints, not 5"),
+        (vec![&run, "--last", "5", "--out", &new], "has only 2 intact checkpoints, not 5"),
         (vec![&run, "--out", &new], "is a run: add --last N"),
         (vec![&first, &second, "--last", "2", "--out", &new], "of one run, but 2 paths"),
         (vec![&first, &second, "--out", &full], "exists already"),

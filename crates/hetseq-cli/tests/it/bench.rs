@@ -1,4 +1,4 @@
-//! `hetseq bench step`, as typed. How fast it is, is not for a test to say.
+//! `hetseq bench step`. The tests do not check how fast it is.
 
 use serde_json::Value;
 
@@ -17,7 +17,8 @@ fn a_geometry_is_timed_without_data() {
     let report: Value = serde_json::from_str(lines[0]).unwrap();
     assert_eq!((&report["config"], &report["run_devices"]), (&"tiny".into(), &"cpu:2".into()));
     assert_eq!((number(&report, "batch"), number(&report, "devices"), number(&report, "threads")), (4.0, 2.0, 2.0));
-    // 512 words, 512 positions, 2 segments and a norm; two layers; the pooler; the heads. All of width 64.
+    // Embeddings (512 words, 512 positions, 2 segments, a norm), two layers, pooler and heads, all
+    // of width 64.
     let (width, layer) = (64, 12 * 64 * 64 + 13 * 64);
     let expected =
         (512 + 512 + 2 + 2) * width + 2 * layer + 2 * (width * width + width) + 2 * width + 512 + 2 * width + 2;
@@ -29,7 +30,7 @@ fn a_geometry_is_timed_without_data() {
 }
 
 #[test]
-fn the_batch_can_be_another() {
+fn the_batch_can_be_set() {
     let job =
         Job::new(["bench", "step", "--config", "tiny", "--devices", "cpu:1", "--devices", "cpu:3", "--batch", "2"]);
     let printed = job.arg("--steps").arg("1").arg("--rounds").arg("1").arg("--json").succeed();
@@ -40,7 +41,7 @@ fn the_batch_can_be_another() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn invalid_arguments_are_refused() {
     let wrong: [(&[&str], &str); 5] = [
         (&["--config", "huge"], "tiny, small, base2, base"),
         (&["--config", "tiny", "run.toml"], "cannot be used with"),

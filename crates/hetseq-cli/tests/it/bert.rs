@@ -1,5 +1,6 @@
-//! Pre-training BERT, from text to a Hugging Face directory: it learns, any mix of workers computes what one device computes,
-//! checkpoints are what other programs load, and what does not fit together is refused.
+//! BERT pre-training, from text to a Hugging Face directory: it learns, any mix of workers computes
+//! what one device computes, other programs can load checkpoints, and settings that do not fit
+//! together are refused.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,8 +19,8 @@ use crate::run_dir::RunDir;
 const TOPICS: u32 = 16;
 const WORDS_OF_TOPIC: u32 = 8;
 
-/// Every document keeps to the words of its topic: a model that looks at the other words of a sample can tell which eight words
-/// a masked one may be, and whether two segments belong together.
+/// Every document uses only the words of its topic. From the other words of a sample, a model can
+/// infer the eight possible words for a masked one, and whether two segments belong together.
 fn text(seed: u64) -> String {
     let key = Key::root(seed);
     let mut text = String::new();
@@ -46,7 +47,8 @@ fn word_of(topic: u32, word: u32) -> String {
     format!("{}o{}a", letter(topic), letter(word))
 }
 
-/// The directory of the corpus, with the text and the vocabulary beside what `hetseq prep bert` makes of them: `compact`, `hdf5`.
+/// A directory with text, a vocabulary, and the output of `hetseq prep bert` in `compact` and
+/// `hdf5`.
 fn corpus() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -94,18 +96,18 @@ weight_decay = 0.01
 every = "never"
 "#;
 
-/// `hetseq train` from the corpus's directory, with one device per rank.
+/// `hetseq train` in the directory of the corpus, with one device per rank.
 pub(crate) fn train(dir: &RunDir, updates: u64) -> Job {
     let job = Job::new(["train", "run.toml"]).in_dir(corpus());
     job.set("run.dir", dir.path().display()).set("run.max_updates", updates)
 }
 
 #[test]
-fn it_learns_more_than_how_frequent_words_are() {
+fn it_learns_more_than_word_frequencies() {
     let checked = Job::new(["prep", "verify", "compact", "--json"]).in_dir(corpus()).succeed();
     let checked: serde_json::Value = serde_json::from_str(&checked).unwrap();
     let frequencies = checked["train"]["masked_entropy"].as_f64().unwrap();
-    // The words of a topic are equally frequent, and a full stop ends every ten of them.
+    // The words of a topic are equally frequent, and a full stop follows every ten words.
     assert!((3.0..4.9).contains(&frequencies), "{frequencies}");
 
     let dir = RunDir::new();
@@ -115,20 +117,20 @@ fn it_learns_more_than_how_frequent_words_are() {
     let (words, sentences) = (last("mlm"), last("nsp"));
     eprintln!("loss of masked words {words:.3}, of frequencies alone {frequencies:.3}; of sentences {sentences:.3}");
     assert!(words < frequencies - 1.0, "{words} against {frequencies}");
-    // A coin has ln 2 = 0.69.
+    // Guessing gives ln 2 = 0.69.
     assert!(sentences < 0.55, "{sentences}");
 
-    // `eval` measures what the validation did, also of a run that others may have trained, and on two ranks.
-    let told = Job::new(["eval", "run.toml", "--json"]).in_dir(corpus()).ranks(2);
-    let told = told.set("run.dir", dir.path().display()).set("run.max_updates", 1).succeed();
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let value = |name: &str| told[name].as_f64().unwrap();
-    assert!((value("perplexity") - told["terms"]["mlm"].as_f64().unwrap().exp()).abs() < 1e-6, "{told}");
-    assert!(value("masked_accuracy") > 0.1 && value("next_sentence_accuracy") > 0.7, "{told}");
+    // `eval` gives the scores of the validation, also on two ranks.
+    let output = Job::new(["eval", "run.toml", "--json"]).in_dir(corpus()).ranks(2);
+    let output = output.set("run.dir", dir.path().display()).set("run.max_updates", 1).succeed();
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let value = |name: &str| output[name].as_f64().unwrap();
+    assert!((value("perplexity") - output["terms"]["mlm"].as_f64().unwrap().exp()).abs() < 1e-6, "{output}");
+    assert!(value("masked_accuracy") > 0.1 && value("next_sentence_accuracy") > 0.7, "{output}");
 }
 
 #[test]
-fn a_probe_is_not_kept_for_other_data_at_the_same_path() {
+fn a_probe_is_not_reused_for_other_data_at_the_same_path() {
     let (dir, data) = (RunDir::new(), RunDir::new());
     for length in ["24", "48"] {
         fs::remove_dir_all(data.path()).unwrap();
@@ -168,7 +170,7 @@ fn any_mix_of_workers_computes_what_one_device_computes() {
 }
 
 #[test]
-fn a_checkpoint_is_a_hugging_face_directory_and_can_be_begun_with() {
+fn a_checkpoint_is_a_hugging_face_directory_and_can_initialize_a_run() {
     let dir = RunDir::new();
     train(&dir, 6).succeed();
     let checkpoint = dir.checkpoint("step-6");
@@ -180,16 +182,17 @@ fn a_checkpoint_is_a_hugging_face_directory_and_can_be_begun_with() {
     assert_eq!(read("tokenizer_config.json")["tokenizer_class"], "BertTokenizer");
     assert_eq!(read("tokenizer.json")["model"]["type"], "WordPiece");
 
-    // Without the trainer's own files, and then as the beginning of another run, on shards and without a config of its own.
+    // Exported without the trainer's files, then loaded by a run on shards that has no model
+    // config.
     let exported = dir.path().join("exported");
-    let told = Job::new(["export"]).arg(dir.path()).arg(&exported).succeed();
-    assert_eq!(told.lines().count(), 5, "{told}");
+    let output = Job::new(["export"]).arg(dir.path()).arg(&exported).succeed();
+    assert_eq!(output.lines().count(), 5, "{output}");
     let next = RunDir::new();
     fs::write(next.path().join("none.toml"), RUN.replace("config = \"config.json\"\n", "")).unwrap();
-    let begin = Job::new(["train"]).arg(next.path().join("none.toml")).in_dir(corpus());
-    let begin = begin.set("run.dir", next.path().join("run").display()).set("task.data", "hdf5");
-    let begin = begin.set("task.init", exported.display()).set("optim.lr", 0).set("run.max_updates", 1);
-    begin.succeed();
+    let job = Job::new(["train"]).arg(next.path().join("none.toml")).in_dir(corpus());
+    let job = job.set("run.dir", next.path().join("run").display()).set("task.data", "hdf5");
+    let job = job.set("task.init", exported.display()).set("optim.lr", 0).set("run.max_updates", 1);
+    job.succeed();
     let weights = |path: PathBuf| -> BTreeMap<String, Vec<u8>> {
         let bytes = fs::read(path.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -199,7 +202,7 @@ fn a_checkpoint_is_a_hugging_face_directory_and_can_be_begun_with() {
 }
 
 #[test]
-fn the_command_line_of_the_original_trains() {
+fn a_migrated_command_line_trains() {
     let dir = RunDir::new();
     let line = format!(
         "python3 train.py --task bert --data hdf5 --dict vocab.txt --config_file config.json --max_pred_length 20 \
@@ -209,8 +212,8 @@ fn the_command_line_of_the_original_trains() {
         dir.path().join("run").display()
     );
     let config = dir.path().join("bert.toml");
-    let told = Job::new(["train", "--from-flags", &line, "--output"]).arg(&config).in_dir(corpus()).succeed();
-    assert!(!told.contains("will refuse"), "{told}");
+    let output = Job::new(["migrate", "--output"]).arg(&config).arg(&line).in_dir(corpus()).succeed();
+    assert!(!output.contains("will reject"), "{output}");
     Job::new(["train"]).arg(&config).in_dir(corpus()).set("run.devices", "cpu:1").succeed();
     assert!(dir.path().join("run/checkpoints/step-3/tokenizer.json").exists());
 }
@@ -218,7 +221,7 @@ fn the_command_line_of_the_original_trains() {
 #[test]
 fn samples_without_a_masked_word_contribute_nothing() {
     let dir = RunDir::new();
-    // Every second document has no word that the vocabulary knows, and unknown words are never masked.
+    // Every second document has no known words, and unknown words are never masked.
     let document =
         |at: u32| if at.is_multiple_of(2) { "aoaa aoba aoca .\n".repeat(8) } else { "xyz xyz xyz\n".repeat(8) };
     let text: String = (0..40).map(|at| document(at) + "\n").collect();
@@ -248,7 +251,7 @@ fn damaged_shards_are_refused_alone_and_in_a_group() {
     }
     let shard = data.join("train-00000.tokens");
     let mut bytes = fs::read(&shard).unwrap();
-    // Another token that the vocabulary has, where the header says nothing of it.
+    // Changes a token to another valid one. Only the checksum can reveal that.
     bytes[200] ^= 1;
     fs::write(&shard, bytes).unwrap();
     let job = train(&dir, 2).set("comm.join_s", 3).set("comm.silence_s", 3);
@@ -269,7 +272,7 @@ fn damaged_shards_are_refused_alone_and_in_a_group() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn settings_that_do_not_fit_together_are_refused() {
     let spoilt = scratch().join("spoilt");
     fs::create_dir_all(&spoilt).unwrap();
     let write = |name: &str, from: &str, to: &str| {
@@ -305,11 +308,11 @@ fn what_does_not_fit_together_is_refused() {
         (&[("task.config", &short)], &["short.json", "max_position_embeddings = 40", "48 tokens"]),
         (&[("task.config", &other)], &["other.json", "model_type = gpt2"]),
         (&[("task.config", "nowhere.json")], &["nowhere.json"]),
-        (&[("task.config", &wide), ("task.init", &init)], &["LayerNorm.bias is [32]", "wants [64]"]),
+        (&[("task.config", &wide), ("task.init", &init)], &["LayerNorm.bias is [32]", "expects [64]"]),
         (&[("task.init", "nowhere")], &["nowhere"]),
         (&[("task.data", "nowhere")], &["nowhere"]),
         (&[("task.data", &truncated)], &["train_0.hdf5"]),
-        (&[("task.tokenizer", &foreign)], &["task.tokenizer has other tokens"]),
+        (&[("task.tokenizer", &foreign)], &["task.tokenizer differs from the tokenizer"]),
         (&[("task.model", "tiny")], &["task.model and task.config both"]),
         (&[("task.dropout", "1.5")], &["task.dropout = 1.5"]),
         (&[("task.max_seq_length", "4")], &["max_seq_length", "4 is not between"]),

@@ -1,4 +1,5 @@
-//! Starts the real binary, once per rank, and watches it: every wait has a deadline, and no process outlives its test.
+//! Starts the real binary, once per rank, and waits for it. Every wait has a timeout, and no
+//! process outlives its test.
 
 use std::ffi::{OsStr, OsString};
 use std::net::TcpListener;
@@ -17,21 +18,21 @@ use crate::run_dir::RunDir;
 
 pub(crate) const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/mnist.toml");
 
-/// For what takes a few seconds on a quiet machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// For commands that take a few seconds on an idle machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(5);
 
-/// What to start: the same command on every rank, and what is particular to a rank.
+/// A command to start: the same on every rank, plus arguments and variables of single ranks.
 #[derive(Clone)]
 pub(crate) struct Job {
     args: Vec<OsString>,
     ranks: Vec<Rank>,
     port: u16,
-    meets_in: Option<PathBuf>,
+    rendezvous_dir: Option<PathBuf>,
     cwd: Option<PathBuf>,
-    /// A program and its arguments that runs the binary, such as one that sets limits first.
-    under: Vec<String>,
-    deadline: Duration,
+    /// A program with arguments that runs the binary, for example one that sets limits first.
+    wrapper: Vec<String>,
+    timeout: Duration,
 }
 
 #[derive(Clone, Default)]
@@ -43,9 +44,9 @@ struct Rank {
 impl Job {
     pub(crate) fn new<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
-        let under = Vec::new();
+        let wrapper = Vec::new();
         let ranks = vec![Rank::default()];
-        Job { args, ranks, port: free_port(), meets_in: None, cwd: None, under, deadline: DEADLINE }
+        Job { args, ranks, port: free_port(), rendezvous_dir: None, cwd: None, wrapper, timeout: TIMEOUT }
     }
 
     /// `hetseq COMMAND configs/mnist.toml` on the drawn digits, with one device per rank.
@@ -78,20 +79,20 @@ impl Job {
         self.set("batch.split", "weights")
     }
 
-    /// The ranks find each other by a directory, and have no numbers.
-    pub(crate) fn meeting_in(mut self, dir: &Path) -> Self {
-        self.meets_in = Some(dir.to_owned());
+    /// The ranks use a directory for the rendezvous, and get no rank numbers.
+    pub(crate) fn rendezvous_in(mut self, dir: &Path) -> Self {
+        self.rendezvous_dir = Some(dir.to_owned());
         self
     }
 
-    /// Where rank 0 listens.
+    /// The port of rank 0.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// For what takes longer than the usual job.
-    pub(crate) fn within(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+    /// Sets the timeout of a job that takes longer than usual.
+    pub(crate) fn within(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -100,8 +101,9 @@ impl Job {
         self
     }
 
+    /// Runs the binary by another program, such as a shell that sets limits.
     pub(crate) fn under(mut self, program: &[&str]) -> Self {
-        self.under = program.iter().map(|word| (*word).to_owned()).collect();
+        self.wrapper = program.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
@@ -110,7 +112,7 @@ impl Job {
         self
     }
 
-    /// Only on `rank`.
+    /// Sets a config key only on `rank`.
     pub(crate) fn set_on(mut self, rank: usize, key: &str, value: &str) -> Self {
         self.ranks[rank].args.extend(["--set".to_owned(), format!("{key}={value}")]);
         self
@@ -121,7 +123,7 @@ impl Job {
         self
     }
 
-    /// All ranks.
+    /// Starts all ranks.
     pub(crate) fn start(&self) -> Cluster {
         let mut cluster = Cluster::new();
         for rank in 0..self.ranks.len() {
@@ -130,30 +132,30 @@ impl Job {
         cluster
     }
 
-    /// A single rank whose standard error goes to `stderr`, which is not read here.
-    pub(crate) fn start_unread(&self, stderr: impl Into<Stdio>) -> Cluster {
+    /// Starts a single rank whose standard error goes to `stderr` instead of a log file.
+    pub(crate) fn start_with_stderr(&self, stderr: impl Into<Stdio>) -> Cluster {
         let mut cluster = Cluster::new();
         let mut command = self.command(0, &cluster);
         cluster.members.push(command.stderr(stderr).spawn().unwrap());
         cluster
     }
 
-    /// One more process, for those who want to start ranks one by one or twice.
+    /// Starts one more process, to start ranks one by one or twice.
     pub(crate) fn start_rank(&self, rank: usize, cluster: &mut Cluster) {
         let child = self.command(rank, cluster).spawn().unwrap();
         cluster.members.push(child);
     }
 
     fn command(&self, rank: usize, cluster: &Cluster) -> Command {
-        let words: Vec<&str> = self.under.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_hetseq")]).collect();
+        let words: Vec<&str> = self.wrapper.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_hetseq")]).collect();
         let mut command = Command::new(words[0]);
         command.args(&words[1..]);
-        // Nothing of a scheduler or of the developer's shell reaches the ranks.
+        // The ranks must not see variables of a scheduler or of the developer's shell.
         command.env_clear().args(&self.args).args(&self.ranks[rank].args);
         if let Some(cwd) = &self.cwd {
             command.current_dir(cwd);
         }
-        if let Some(dir) = &self.meets_in {
+        if let Some(dir) = &self.rendezvous_dir {
             command.arg("--distributed-init-method").arg(format!("file://{}", dir.display()));
             command.arg("--distributed-world-size").arg(self.ranks.len().to_string());
         } else if self.ranks.len() > 1 {
@@ -167,12 +169,12 @@ impl Job {
         command
     }
 
-    /// Start and wait for the end.
+    /// Starts all ranks and waits until they end.
     pub(crate) fn run(&self) -> Vec<Ended> {
-        self.start().wait(self.deadline)
+        self.start().wait(self.timeout)
     }
 
-    /// Start and wait until all ranks end with exit code 0; returns what rank 0 printed.
+    /// Starts all ranks, requires exit code 0 of each, and returns the standard output of rank 0.
     pub(crate) fn succeed(&self) -> String {
         let ended = self.run();
         assert!(ended.iter().all(|rank| rank.code() == Some(0)), "{ended:#?}");
@@ -180,7 +182,7 @@ impl Job {
     }
 }
 
-/// Processes that run.
+/// Running processes.
 pub(crate) struct Cluster {
     members: Vec<Child>,
     logs: TempDir,
@@ -195,7 +197,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// None if a signal ended it.
+    /// The exit code; `None` if a signal ended the process.
     pub(crate) fn code(&self) -> Option<i32> {
         self.status.code()
     }
@@ -206,20 +208,20 @@ pub(crate) fn codes(ended: &[Ended]) -> Vec<Option<i32>> {
 }
 
 impl Cluster {
-    /// Nobody yet; see [`Job::start_rank`].
+    /// No processes yet; see [`Job::start_rank`].
     pub(crate) fn new() -> Self {
         Cluster { members: Vec::new(), logs: TempDir::new_in(scratch()).unwrap() }
     }
 
-    /// Until all have ended.
-    pub(crate) fn wait(mut self, limit: Duration) -> Vec<Ended> {
+    /// Waits until all processes have ended.
+    pub(crate) fn wait(mut self, timeout: Duration) -> Vec<Ended> {
         let all = self.members.len();
-        self.wait_for(all, limit).into_iter().map(|(_, ended)| ended).collect()
+        self.wait_for(all, timeout).into_iter().map(|(_, ended)| ended).collect()
     }
 
-    /// Until `count` of them have ended: which ones, and how.
-    pub(crate) fn wait_for(&mut self, count: usize, limit: Duration) -> Vec<(usize, Ended)> {
-        let ended = self.poll(&format!("{count} processes to end"), limit, |cluster| {
+    /// Waits until `count` processes have ended, and returns all that have.
+    pub(crate) fn wait_for(&mut self, count: usize, timeout: Duration) -> Vec<(usize, Ended)> {
+        let ended = self.poll(&format!("{count} processes to end"), timeout, |cluster| {
             let running = cluster.running();
             let ended: Vec<usize> = (0..cluster.members.len()).filter(|member| !running.contains(member)).collect();
             (ended.len() >= count).then_some(ended)
@@ -227,54 +229,54 @@ impl Cluster {
         ended.into_iter().map(|member| (member, self.ended(member))).collect()
     }
 
-    /// Until somebody has said `what`.
-    pub(crate) fn wait_for_words(&mut self, what: &str) {
-        self.poll(what, DEADLINE, |cluster| cluster.output().contains(what).then_some(()));
+    /// Waits until a process has printed `text` to standard error.
+    pub(crate) fn wait_for_message(&mut self, text: &str) {
+        self.poll(text, TIMEOUT, |cluster| cluster.output().contains(text).then_some(()));
     }
 
-    /// Until the run in `dir` has done `update`, while all processes still run.
+    /// Waits until the run in `dir` has completed `update`. All processes must still run.
     pub(crate) fn wait_for_update(&mut self, dir: &RunDir, update: u64) {
-        self.poll(&format!("update {update}"), DEADLINE, |cluster| {
+        self.poll(&format!("update {update}"), TIMEOUT, |cluster| {
             assert_eq!(cluster.running().len(), cluster.members.len(), "ended too early:\n{}", cluster.output());
             dir.losses().contains_key(&update).then_some(())
         });
     }
 
-    /// Until `happened`, while all processes still run.
-    pub(crate) fn wait_until(&mut self, what: &str, happened: impl Fn() -> bool) {
-        self.poll(what, DEADLINE, |cluster| {
+    /// Waits until `condition` holds. All processes must still run.
+    pub(crate) fn wait_until(&mut self, what: &str, condition: impl Fn() -> bool) {
+        self.poll(what, TIMEOUT, |cluster| {
             assert_eq!(cluster.running().len(), cluster.members.len(), "ended too early:\n{}", cluster.output());
-            happened().then_some(())
+            condition().then_some(())
         });
     }
 
-    /// Send a signal, by name.
+    /// Sends a signal, given by name, to a process.
     pub(crate) fn signal(&self, member: usize, signal: &str) {
         send(signal, self.members[member].id());
     }
 
-    /// The processes that one of them has started itself.
+    /// The child processes of a process.
     pub(crate) fn children(&self, member: usize) -> Vec<u32> {
         let pid = self.members[member].id();
         let pids = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
     }
 
-    /// `kill -9` of every process at once.
+    /// Kills all processes with `kill -9`.
     pub(crate) fn kill(mut self) {
         self.members.iter_mut().for_each(|member| member.kill().unwrap());
-        for ended in self.wait(DEADLINE) {
+        for ended in self.wait(TIMEOUT) {
             assert_eq!(ended.status.signal(), Some(9), "{ended:#?}");
         }
     }
 
-    fn poll<T>(&mut self, what: &str, limit: Duration, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
+    fn poll<T>(&mut self, what: &str, timeout: Duration, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let started = Instant::now();
         loop {
             if let Some(found) = ready(self) {
                 return found;
             }
-            assert!(started.elapsed() < limit, "waited {limit:?} for {what}:\n{}", self.output());
+            assert!(started.elapsed() < timeout, "waited {timeout:?} for {what}:\n{}", self.output());
             sleep(POLL);
         }
     }
@@ -294,14 +296,14 @@ impl Cluster {
         self.logs.path().join(format!("{member}.{stream}"))
     }
 
-    /// What all have said so far.
+    /// The standard error of all processes so far.
     pub(crate) fn output(&self) -> String {
         let read = |member| fs::read_to_string(self.log(member, "err")).unwrap_or_default();
         (0..self.members.len()).map(|member| format!("process {member}:\n{}\n", read(member))).collect()
     }
 }
 
-/// A signal, by name. (`sh`, because the call itself is unsafe in Rust.)
+/// Sends a signal, given by name. Through `sh`, because the system call is unsafe in Rust.
 pub(crate) fn send(signal: &str, pid: u32) {
     let sent = Command::new("sh").arg("-c").arg(format!("kill -s {signal} {pid}")).status().unwrap();
     assert!(sent.success(), "signalling {pid}");
@@ -310,14 +312,15 @@ pub(crate) fn send(signal: &str, pid: u32) {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for member in &mut self.members {
-            // It has ended already, unless the test failed.
+            // The process has already ended, unless the test failed.
             _ = member.kill();
             _ = member.wait();
         }
     }
 }
 
-/// Below the ports that systems give to outgoing connections, so that nobody takes it before rank 0 does.
+/// A free port below the range of outgoing connections, so that no other program takes it before
+/// rank 0 binds it.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {

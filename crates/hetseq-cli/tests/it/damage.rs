@@ -1,4 +1,5 @@
-//! Checkpoints that are not as they were saved: named, never used, never removed; a run falls back to the one before.
+//! Damaged checkpoints: they are named, never used and never removed, and a run falls back to the
+//! previous one.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +23,7 @@ fn cut(file: &Path) {
     fs::write(file, &bytes[..bytes.len() / 2]).unwrap();
 }
 
-/// A run of six updates with three checkpoints, of which the second is the best.
+/// A run of six updates with three checkpoints; the second one is the best.
 fn six_updates() -> RunDir {
     let dir = RunDir::new();
     job(&dir, 6).succeed();
@@ -46,13 +47,13 @@ fn assert_failed(ended: &Ended, parts: &[&str]) {
 
 #[test]
 fn a_run_resumes_from_the_newest_intact_checkpoint() {
-    for (file, harm) in
+    for (file, damage) in
         [(WEIGHTS, flip_a_bit as fn(&Path)), ("trainer/optimizer.safetensors", cut), ("trainer/state.json", flip_a_bit)]
     {
         let dir = six_updates();
-        harm(&dir.checkpoint("step-6").join(file));
+        damage(&dir.checkpoint("step-6").join(file));
         let before = dir.contents();
-        // One that is named must be intact.
+        // A checkpoint that the user names must be intact.
         let named = job(&dir, 8).arg("--resume").arg(dir.checkpoint("step-6")).run().remove(0);
         assert_failed(&named, &["step-6 is damaged: ", file]);
         let damaged = fs::read(dir.checkpoint("step-6").join(file)).unwrap();
@@ -83,14 +84,14 @@ fn a_run_without_an_intact_checkpoint_does_not_start_over() {
 }
 
 #[test]
-fn a_damaged_best_is_not_scored_exported_or_averaged() {
+fn a_damaged_best_checkpoint_is_not_used() {
     let dir = six_updates();
     let best = dir.checkpoint("step-4");
     flip_a_bit(&best.join(WEIGHTS));
     let to = |name: &str| dir.path().join(name);
-    let scored = Job::mnist("eval", dir.path()).run().remove(0);
-    assert!(scored.code() == Some(0) && scored.stdout.contains("checkpoints/step-6\n"), "{scored:#?}");
-    assert!(scored.stderr.contains("step-4 is damaged and not used"), "{}", scored.stderr);
+    let evaluated = Job::mnist("eval", dir.path()).run().remove(0);
+    assert!(evaluated.code() == Some(0) && evaluated.stdout.contains("checkpoints/step-6\n"), "{evaluated:#?}");
+    assert!(evaluated.stderr.contains("step-4 is damaged and not used"), "{}", evaluated.stderr);
     let link = dir.checkpoint("best");
     let named = |command: &str, path: &Path, to: &PathBuf| {
         let job = Job::new([command]).arg(path);
@@ -111,7 +112,7 @@ fn a_damaged_best_is_not_scored_exported_or_averaged() {
         fs::read(dir.checkpoint("step-6").join(WEIGHTS)).unwrap()
     );
     let mean = Job::new(["average", "--last", "2"]).arg(dir.path()).arg("--out").arg(to("mean")).run().remove(0);
-    assert!(mean.code() == Some(0) && mean.stderr.contains("step-4 is damaged and left out"), "{mean:#?}");
+    assert!(mean.code() == Some(0) && mean.stderr.contains("step-4 is damaged and not used"), "{mean:#?}");
     assert!(mean.stderr.contains("mean of ") && mean.stderr.contains("step-2, "), "{}", mean.stderr);
 }
 

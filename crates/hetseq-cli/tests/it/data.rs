@@ -1,4 +1,5 @@
-//! What the tests train on, drawn once per test process, and the directory that everything is kept in.
+//! Training data of the tests, drawn once per test process, and the directory for all files of the
+//! tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -7,7 +8,7 @@ use fs_err as fs;
 use hetseq_data::LabelledImages;
 use hetseq_data::source::{digits, idx};
 
-/// Fifteen updates of 100 in an epoch, the last of them short.
+/// An epoch has 15 updates of 100 samples; the last one has 70.
 pub(crate) const TRAIN_SAMPLES: usize = 1470;
 pub(crate) const UPDATES_PER_EPOCH: u64 = 15;
 const TEST_SAMPLES: usize = 300;
@@ -29,7 +30,8 @@ pub(crate) fn write(dir: &Path, split: &str, samples: &LabelledImages) {
     idx::write_labels(&dir.join(format!("{split}-labels-idx1-ubyte.gz")), &samples.labels, true).unwrap();
 }
 
-/// Of this test process. A test process has no end at which it could clean up, so the next one does.
+/// The directory of this test process. A test process cannot clean up at its end, so the next one
+/// does.
 pub(crate) fn scratch() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -38,7 +40,7 @@ pub(crate) fn scratch() -> &'static Path {
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_stale = |pid: &str| !Path::new("/proc").join(pid).exists();
             if name.strip_prefix("it-").is_some_and(is_stale) {
-                // Another test process may have been faster.
+                // Another test process may remove it at the same time.
                 _ = fs::remove_dir_all(entry.path());
             }
         }

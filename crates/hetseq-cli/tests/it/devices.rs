@@ -1,5 +1,5 @@
-//! Devices that fail in mid-run, cores that are named, and what `hetseq devices` says where there is no GPU. What needs a
-//! driver is in `gpu`.
+//! Devices that fail during a run, devices on selected cores, and `hetseq devices` without a GPU.
+//! Tests that need a driver are in `gpu`.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ fn lost(rank: usize, device: &str, update: u64) -> String {
 }
 
 #[test]
-fn a_device_that_fails_in_mid_run_is_done_without() {
+fn a_run_continues_without_a_failed_device() {
     for (who, ranks, rank, split) in
         [("one process", 1, 0, "measured"), ("the second of two", 2, 1, "measured"), ("an even split", 2, 0, "equal")]
     {
@@ -23,26 +23,27 @@ fn a_device_that_fails_in_mid_run_is_done_without() {
         job.set("emulate.lost", lost(rank, "cpu:1", 7)).succeed();
         Reference::shipped().assert_losses(&dir, UPDATES, who);
         let warnings = dir.warnings();
-        let told: Vec<&String> = warnings.iter().filter(|warning| warning.contains("failed and is not used")).collect();
-        assert_eq!(told.len(), 1, "{who}: {warnings:?}");
-        assert!(told[0].starts_with(&format!("cpu:1 of rank {rank}")), "{}", told[0]);
-        assert!(told[0].contains("others compute its samples: device lost"), "{}", told[0]);
+        let failures: Vec<&String> =
+            warnings.iter().filter(|warning| warning.contains("failed and is not used")).collect();
+        assert_eq!(failures.len(), 1, "{who}: {warnings:?}");
+        assert!(failures[0].starts_with(&format!("cpu:1 of rank {rank}")), "{}", failures[0]);
+        assert!(failures[0].contains("others compute its samples: device lost"), "{}", failures[0]);
     }
 }
 
 #[test]
-fn a_device_that_hangs_is_given_up_before_the_other_ranks_lose_patience() {
+fn a_device_that_hangs_is_dropped_before_the_other_ranks_time_out() {
     let dir = RunDir::new();
     let job = shipped(&dir, UPDATES).ranks(2).set("run.devices", "cpu:2").set("comm.progress_s", 30);
     job.set("emulate.hung", lost(1, "cpu:1", 7)).succeed();
     Reference::shipped().assert_losses(&dir, UPDATES, "one of four hangs");
     let warnings = dir.warnings();
-    let is_told = |warning: &&String| warning.contains("failed and is not used") && warning.contains("it hangs");
-    assert_eq!(warnings.iter().filter(is_told).count(), 1, "{warnings:?}");
+    let is_reported = |warning: &&String| warning.contains("failed and is not used") && warning.contains("it hangs");
+    assert_eq!(warnings.iter().filter(is_reported).count(), 1, "{warnings:?}");
 }
 
 #[test]
-fn the_last_device_of_a_process_cannot_be_done_without() {
+fn a_rank_fails_with_its_last_device() {
     let dir = RunDir::new();
     let ended = shipped(&dir, UPDATES).set("emulate.lost", lost(0, "cpu:0", 7)).run();
     assert_eq!(codes(&ended), [Some(1)]);
@@ -50,7 +51,7 @@ fn the_last_device_of_a_process_cannot_be_done_without() {
 }
 
 #[test]
-fn a_device_may_have_its_own_cores() {
+fn a_device_can_be_pinned_to_cores() {
     let dir = RunDir::new();
     shipped(&dir, UPDATES).set("run.devices", "cpu:0-0").succeed();
     Reference::shipped().assert_losses(&dir, UPDATES, "on core 0");
@@ -58,20 +59,20 @@ fn a_device_may_have_its_own_cores() {
     assert!(codes(&ended) == [Some(1)] && ended[0].stderr.contains("there is no core 500"), "{ended:#?}");
 }
 
-/// No driver is found, neither for Vulkan nor for OpenGL, though some may be installed.
+/// Hides the installed drivers for Vulkan and OpenGL.
 fn without_drivers(job: Job, vulkan: &str) -> Job {
     let job = job.env_on(0, "VK_DRIVER_FILES", vulkan).env_on(0, "VK_LOADER_DRIVERS_DISABLE", "*");
     job.env_on(0, "__EGL_VENDOR_LIBRARY_FILENAMES", "/nowhere")
 }
 
 #[test]
-fn without_a_driver_there_is_the_cpu() {
+fn without_a_driver_only_the_cpu_is_listed() {
     for (files, who) in [("", "no driver"), ("/nowhere/broken_icd.json", "a broken setting")] {
         let job = |args: &[&str]| without_drivers(Job::new(["devices"]).args(args), files);
-        let said = job(&[]).succeed();
+        let output = job(&[]).succeed();
         assert!(
-            said.contains("cores") && said.contains("gpu     none found: if there is one, install"),
-            "{who}: {said}"
+            output.contains("cores") && output.contains("gpu     none found; if this machine has one, install"),
+            "{who}: {output}"
         );
         let listed: Value = serde_json::from_str(&job(&["--json"]).succeed()).unwrap();
         let devices = listed["devices"].as_array().unwrap();

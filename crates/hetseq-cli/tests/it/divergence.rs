@@ -1,5 +1,5 @@
-//! Values that are not finite: a run that makes them fails on all ranks without saving them, and weights that hold them are
-//! not used.
+//! Values that are not finite: a run that produces them fails on all ranks without saving them, and
+//! weights that contain them are not used.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::reference::shipped;
 use crate::run_dir::RunDir;
 use crate::translation;
 
-/// The last four bytes of the weights in `dir` are NaN.
+/// Overwrites the last weight in `dir` with NaN.
 fn put_nan(dir: &Path) {
     let path = dir.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
@@ -37,36 +37,36 @@ fn a_run_that_diverges_fails_on_all_ranks_and_is_not_saved() {
         let ended = job(3).set("optim.lr", lr).set("optim.schedule", "constant").run();
         assert_eq!(codes(&ended), [Some(1); 2], "{name}: {ended:#?}");
         let last = dir.checkpoint("step-2").display().to_string();
-        let said = "update 3 made a value that is not finite: ";
-        for part in [said, "weight is ", "optim.lr", "optim.clip_norm", "warm-up", &last] {
+        let message = "update 3 made a value that is not finite: ";
+        for part in [message, "weight is ", "optim.lr", "optim.clip_norm", "warm-up", &last] {
             assert!(ended[0].stderr.contains(part), "{name}, {part}: {}", ended[0].stderr);
         }
-        assert!(ended[1].stderr.contains(said), "{name}: {}", ended[1].stderr);
+        assert!(ended[1].stderr.contains(message), "{name}: {}", ended[1].stderr);
         assert_eq!(dir.checkpoints(), ["step-1", "step-2"], "{name}");
         assert_eq!(dir.end(), (2, "failed".to_owned()), "{name}");
-        // As the message says.
+        // The message advises to resume with other settings.
         job(3).succeed();
     }
 }
 
 #[test]
-fn a_run_whose_validation_is_not_finite_fails() {
+fn a_run_with_a_validation_loss_that_is_not_finite_fails() {
     let dir = RunDir::new();
-    // Weights of 1e18, which are finite, but no loss is with them.
+    // The weights grow to about 1e18: they are finite, but the loss is not.
     let ended = shipped(&dir, 2).set("optim.lr", "1e20").ranks(2).run();
     assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
-    let said = "update 2 made a value that is not finite: the loss of the validation after it is ";
-    assert!(ended.iter().all(|rank| rank.stderr.contains(said)), "{ended:#?}");
+    let message = "update 2 made a value that is not finite: the loss of the validation after it is ";
+    assert!(ended.iter().all(|rank| rank.stderr.contains(message)), "{ended:#?}");
     assert_eq!((dir.checkpoints(), dir.end()), (Vec::new(), (2, "failed".to_owned())));
 }
 
 #[test]
-fn weights_that_are_not_finite_are_neither_scored_nor_resumed_from() {
+fn weights_that_are_not_finite_are_neither_evaluated_nor_resumed() {
     let dir = RunDir::new();
     shipped(&dir, 2).succeed();
     let step = dir.checkpoint("step-2");
     put_nan(&step);
-    // As an older version has saved it, which had no manifest.
+    // Older versions wrote no manifest.
     _ = fs::remove_file(step.join("trainer/manifest.json"));
     let before = dir.contents();
     let parts = ["step-2", " is NaN at element ", "the run that saved it diverged"];
@@ -78,7 +78,7 @@ fn weights_that_are_not_finite_are_neither_scored_nor_resumed_from() {
 }
 
 #[test]
-fn nothing_is_translated_with_weights_that_are_not_finite() {
+fn weights_that_are_not_finite_are_neither_used_for_translation_nor_exported() {
     let dir = RunDir::new();
     translation::train(&dir, 1).succeed();
     let (copy, input) = (dir.path().join("copy"), dir.path().join("input.txt"));

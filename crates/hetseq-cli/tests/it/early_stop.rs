@@ -1,20 +1,21 @@
-//! A run that has had enough ends on all ranks after the same update: finished, saved, and saying why.
+//! Early stopping: all ranks end after the same update, the run is finished and saved, and the
+//! reason is logged.
 
 use crate::cluster::{Job, codes};
 use crate::reference::shipped;
 use crate::run_dir::RunDir;
 
-/// Two ranks of different speed that write down what they computed.
+/// Two ranks of different speeds that record which samples they computed.
 fn two_ranks(dir: &RunDir, updates: u64) -> Job {
     shipped(dir, updates).ranks(2).set("emulate.slowdown", "[1, 2]").set("debug.audit", true)
 }
 
-/// All ranks ended well after `update`, which is saved, for the reason `rule`.
+/// Requires that all ranks succeed and stop after `update` because of `rule`, with a checkpoint.
 fn assert_ended(job: &Job, dir: &RunDir, update: u64, rule: &str) {
     let ended = job.run();
     assert_eq!(codes(&ended), [Some(0); 2], "{ended:#?}");
-    let said = format!("ending early, after update {update}: ");
-    assert!(ended[0].stderr.contains(&said) && ended[0].stderr.contains(rule), "{}", ended[0].stderr);
+    let message = format!("stopping early after update {update}: ");
+    assert!(ended[0].stderr.contains(&message) && ended[0].stderr.contains(rule), "{}", ended[0].stderr);
     assert_eq!(dir.end(), (update, "finished".to_owned()));
     assert_eq!(dir.early_stops().last(), Some(&(update, rule.to_owned())));
     assert!(dir.losses().keys().copied().eq(1..=update));
@@ -25,7 +26,7 @@ fn assert_ended(job: &Job, dir: &RunDir, update: u64, rule: &str) {
 }
 
 #[test]
-fn when_the_rate_of_an_epoch_is_too_small() {
+fn a_run_stops_when_the_learning_rate_of_an_epoch_is_too_small() {
     let dir = RunDir::new();
     let job = |updates| {
         let job = two_ranks(&dir, updates).set("optim.schedule", "epochs").set("run.stop_min_lr", 1e-4);
@@ -34,7 +35,7 @@ fn when_the_rate_of_an_epoch_is_too_small() {
     assert_ended(&job(60), &dir, 30, "run.stop_min_lr");
     let expected = |update| if update <= 15 { 0.005 } else { 0.002 };
     assert!(dir.learning_rates().into_iter().all(|(update, rate)| rate == expected(update)));
-    // The same again is over at once, and leaves the checkpoint as it is.
+    // The same command ends at once and does not change the checkpoint.
     assert_ended(&job(60), &dir, 30, "run.stop_min_lr");
     assert_eq!(dir.starts(), [(2, 0), (2, 30)]);
     job(33).set("run.stop_min_lr", 1e-5).succeed();
@@ -43,7 +44,7 @@ fn when_the_rate_of_an_epoch_is_too_small() {
 }
 
 #[test]
-fn in_the_middle_of_an_epoch_it_is_validated_too() {
+fn a_run_that_stops_within_an_epoch_is_validated() {
     let dir = RunDir::new();
     let schedule = "{ kind = \"polynomial\", warmup_updates = 2, total_updates = 20 }";
     // The eighteenth update would be at 0.005 * 3 / 18.
@@ -53,9 +54,9 @@ fn in_the_middle_of_an_epoch_it_is_validated_too() {
 }
 
 #[test]
-fn when_patience_has_run_out_also_over_a_resume() {
+fn patience_counts_across_a_resume() {
     let dir = RunDir::new();
-    // Nothing is learnt, so that nothing improves on the first validation.
+    // Without learning, no validation is better than the first.
     let job = |updates| {
         let job = two_ranks(&dir, updates).set("optim.lr", 0).set("valid.every", "2 updates");
         job.set("valid.patience", 3)

@@ -1,4 +1,4 @@
-//! `hetseq eval` finds what training found when it validated, on one rank and on two.
+//! `hetseq eval` gives the results of the validation during training, on one rank and on two.
 
 use fs_err as fs;
 
@@ -7,14 +7,14 @@ use crate::reference::shipped;
 use crate::run_dir::RunDir;
 
 #[test]
-fn scores_are_those_of_training() {
+fn scores_are_those_of_the_validation_during_training() {
     let dir = RunDir::new();
     shipped(&dir, 20).set("valid.every", "10 updates").succeed();
     let validations = dir.validations();
     assert!(validations.keys().copied().eq([10, 20]), "{validations:?}");
     for ranks in [1, 2] {
         let job = Job::mnist("eval", dir.path()).ranks(ranks).arg("--json");
-        // Without a word about which: the best.
+        // The best checkpoint is the default.
         assert_scores(&job.succeed(), &dir.link("best"), &validations);
         for update in [10, 20] {
             let checkpoint = format!("step-{update}");
@@ -37,7 +37,7 @@ fn assert_scores(printed: &str, checkpoint: &str, validations: &std::collections
 }
 
 #[test]
-fn plain_output_is_for_people_and_only_from_rank_0() {
+fn only_rank_0_prints() {
     let dir = RunDir::new();
     shipped(&dir, 3).succeed();
     let (loss, accuracy) = dir.validations()[&3];
@@ -54,7 +54,7 @@ fn plain_output_is_for_people_and_only_from_rank_0() {
 }
 
 #[test]
-fn a_model_in_several_files_is_scored() {
+fn a_model_in_several_files_is_evaluated() {
     let dir = RunDir::new();
     shipped(&dir, 3).succeed();
     let parts = dir.path().join("parts");
@@ -69,7 +69,7 @@ fn a_model_in_several_files_is_scored() {
 }
 
 #[test]
-fn nothing_to_score() {
+fn a_run_without_checkpoints_is_refused() {
     let dir = RunDir::new();
     let ended = Job::mnist("eval", dir.path()).run().remove(0);
     assert_eq!(ended.code(), Some(2));

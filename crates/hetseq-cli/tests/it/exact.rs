@@ -1,5 +1,6 @@
-//! Any mix of workers computes what one device computes: gradients and losses of `configs/mnist.toml`, started afresh
-//! and from checkpoints, with dropout and without, and each sample exactly once per epoch.
+//! Any mix of workers computes what one device computes: gradients and losses of
+//! `configs/mnist.toml`, from the start and from checkpoints, with and without dropout, and each
+//! sample exactly once per epoch.
 
 use std::collections::BTreeMap;
 
@@ -14,17 +15,17 @@ const UPDATES: u64 = 60;
 const WEIGHTS: [u32; 3] = [7, 2, 1];
 
 #[test]
-fn as_shipped_with_dropout() {
-    agree(Reference::shipped(), |job| job);
+fn workers_agree_with_dropout() {
+    assert_agreement(Reference::shipped(), |job| job);
 }
 
 #[test]
-fn without_dropout() {
-    let dry = |job: Job| job.set("task.dropout", 0);
-    agree(&Reference::new(dry), dry);
+fn workers_agree_without_dropout() {
+    let no_dropout = |job: Job| job.set("task.dropout", 0);
+    assert_agreement(&Reference::new(no_dropout), no_dropout);
 }
 
-/// (ranks, name, how the ranks are set up)
+/// (ranks, name, changes of the job)
 type Topology = (usize, &'static str, fn(Job) -> Job);
 
 const TOPOLOGIES: [Topology; 3] = [
@@ -33,10 +34,10 @@ const TOPOLOGIES: [Topology; 3] = [
     (1, "three devices", |job| job.set("run.devices", "cpu:3")),
 ];
 
-fn agree(reference: &Reference, vary: impl Fn(Job) -> Job) {
+fn assert_agreement(reference: &Reference, vary: impl Fn(Job) -> Job) {
     for (ranks, name, set_up) in TOPOLOGIES {
         let train = |dir: &RunDir, updates| set_up(vary(shipped(dir, updates).set("debug.gradients", true)));
-        // Ranks compare checksums in every update, and stop if they differ.
+        // Ranks compare checksums after every update and stop if they differ.
         let dir = RunDir::new();
         train(&dir, UPDATES).set("debug.audit", true).succeed();
         reference.assert_gradient(&dir, 1, name);

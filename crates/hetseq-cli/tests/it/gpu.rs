@@ -1,5 +1,6 @@
-//! A GPU beside the CPU: in one process and over TCP the losses are those of the CPU alone. These tests need a Vulkan driver;
-//! Mesa's software renderer does (Debian: mesa-vulkan-drivers libvulkan1), and `./test` runs them where it is installed.
+//! A GPU together with the CPU: in one process and over TCP, the losses are those of the CPU alone.
+//! These tests need a Vulkan driver; Mesa's software renderer is enough (Debian:
+//! mesa-vulkan-drivers libvulkan1). `./test` runs them if it is installed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,10 +15,10 @@ use crate::run_dir::RunDir;
 use crate::{bert, translation};
 
 const UPDATES: u64 = 20;
-/// A software renderer compiles for long and computes slowly.
-const DEADLINE: Duration = Duration::from_secs(600);
+/// A software renderer compiles and computes slowly.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Every rank may see the software renderer, and nothing else.
+/// Makes the software renderer the only GPU of every rank.
 fn with_driver(job: Job, ranks: usize) -> Job {
     let driver = Path::new("/usr/share/vulkan/icd.d")
         .read_dir()
@@ -27,7 +28,7 @@ fn with_driver(job: Job, ranks: usize) -> Job {
         .flatten()
         .find(|file| file.file_name().to_string_lossy().starts_with("lvp_icd"))
         .unwrap_or_else(|| panic!("no software renderer is installed: apt-get install mesa-vulkan-drivers libvulkan1"));
-    // Programs that were compiled once are kept for all tests.
+    // All tests share the cache of compiled shaders.
     let (driver, cache) = (driver.path().display().to_string(), scratch().join("shaders").display().to_string());
     let job = (0..ranks).fold(job, |job, rank| {
         [
@@ -41,15 +42,16 @@ fn with_driver(job: Job, ranks: usize) -> Job {
         .into_iter()
         .fold(job, |job, (name, value)| job.env_on(rank, name, value))
     });
-    job.within(DEADLINE)
+    job.within(TIMEOUT)
 }
 
-/// 1e-4 relative, as other kernels round differently.
+/// Relative tolerance 1e-4, because the kernels round differently.
 fn assert_close(reference: &Reference, dir: &RunDir, updates: u64, who: &str) {
     reference.assert_losses_within(&[(1..=updates, 1e-4)], dir, updates, who);
 }
 
-/// In one process, and as two over TCP: each time both compute.
+/// Trains with CPU and GPU in one process and in two over TCP, and compares both with the CPU
+/// alone.
 fn assert_like_the_cpu(name: &str, train: impl Fn(&RunDir) -> Job) {
     let alone = RunDir::new();
     train(&alone).succeed();
@@ -67,7 +69,7 @@ fn assert_like_the_cpu(name: &str, train: impl Fn(&RunDir) -> Job) {
     let compared = |event: &Event| matches!(event, Event::Update { checksum: Some(_), .. });
     assert_eq!(two.events().iter().filter(|event| compared(event)).count() as u64, UPDATES);
     for dir in [&one, &two] {
-        let gpus_samples: u64 = dir
+        let gpu_samples: u64 = dir
             .events()
             .iter()
             .filter_map(|event| match event {
@@ -77,44 +79,44 @@ fn assert_like_the_cpu(name: &str, train: impl Fn(&RunDir) -> Job) {
                 _ => None,
             })
             .sum();
-        assert!(gpus_samples > 0, "the GPU had nothing to do");
+        assert!(gpu_samples > 0, "the GPU computed no samples");
     }
 }
 
 #[test]
 #[ignore = "needs a Vulkan driver"]
-fn bert_on_both_is_as_on_the_cpu() {
+fn bert_on_both_matches_the_cpu() {
     assert_like_the_cpu("bert", |dir| bert::train(dir, UPDATES));
 }
 
 #[test]
 #[ignore = "needs a Vulkan driver"]
-fn digits_on_both_are_as_on_the_cpu() {
+fn digits_on_both_match_the_cpu() {
     assert_like_the_cpu("digits", |dir| shipped(dir, UPDATES));
 }
 
 #[test]
 #[ignore = "needs a Vulkan driver"]
-fn translation_on_both_is_as_on_the_cpu() {
+fn translation_on_both_matches_the_cpu() {
     assert_like_the_cpu("translation", |dir| translation::train(dir, UPDATES));
 }
 
 #[test]
 #[ignore = "needs a Vulkan driver"]
-fn a_slow_gpu_gets_little_and_it_is_said_why() {
+fn a_slow_gpu_gets_few_samples_and_the_reason_is_reported() {
     let dir = RunDir::new();
     let job = with_driver(bert::train(&dir, 3 * UPDATES).set("run.devices", "cpu:1,gpu:0"), 1);
     let ended = job.run();
     assert_eq!(codes(&ended), [Some(0)], "{ended:#?}");
-    let said = &ended[0].stderr;
-    assert!(said.contains("cpu:0: ") && said.contains("gpu:0: ") && said.contains("samples/s"), "{said}");
+    let stderr = &ended[0].stderr;
+    assert!(stderr.contains("cpu:0: ") && stderr.contains("gpu:0: ") && stderr.contains("samples/s"), "{stderr}");
     let events = dir.events();
     let plan = events.iter().find_map(|event| match event {
         Event::Plan { samples, .. } => Some(samples.clone()),
         _ => None,
     });
     let plan = plan.unwrap();
-    assert!(plan[1] * 4 <= plan[0], "the software renderer was given {plan:?}");
+    assert!(plan[1] * 4 <= plan[0], "the software renderer got {plan:?}");
     if plan[1] == 0 {
         assert!(
             dir.warnings()
@@ -128,23 +130,27 @@ fn a_slow_gpu_gets_little_and_it_is_said_why() {
 
 #[test]
 #[ignore = "needs a Vulkan driver"]
-fn a_gpu_that_dies_is_replaced() {
+fn a_failed_gpu_is_replaced() {
     let alone = RunDir::new();
     bert::train(&alone, UPDATES).succeed();
     let reference = Reference::of(alone, UPDATES);
     let lost = |rank: usize| format!("[{{ rank = {rank}, device = \"gpu:0\", update = 7 }}]");
-    let beside = RunDir::new();
-    let job = bert::train(&beside, UPDATES).set("run.devices", "cpu:1,gpu:0").set("batch.split", "equal");
+    let combined = RunDir::new();
+    let job = bert::train(&combined, UPDATES).set("run.devices", "cpu:1,gpu:0").set("batch.split", "equal");
     with_driver(job.set("emulate.lost", lost(0)), 1).succeed();
-    assert_close(&reference, &beside, UPDATES, "beside a CPU");
+    assert_close(&reference, &combined, UPDATES, "together with a CPU");
     let alone = RunDir::new();
     let job = bert::train(&alone, UPDATES).ranks(2).set_on(1, "run.devices", "gpu:0").set("batch.split", "equal");
     with_driver(job.set("emulate.lost", lost(1)), 2).succeed();
     assert_close(&reference, &alone, UPDATES, "alone in its process");
-    let told = |dir: &RunDir, words: &str| dir.warnings().iter().any(|warning| warning.contains(words));
-    assert!(told(&beside, "gpu:0 of rank 0") && told(&beside, "others compute its samples"), "{:?}", beside.warnings());
+    let warned = |dir: &RunDir, text: &str| dir.warnings().iter().any(|warning| warning.contains(text));
     assert!(
-        told(&alone, "gpu:0 of rank 1") && told(&alone, "the CPU of its rank computes in its place"),
+        warned(&combined, "gpu:0 of rank 0") && warned(&combined, "others compute its samples"),
+        "{:?}",
+        combined.warnings()
+    );
+    assert!(
+        warned(&alone, "gpu:0 of rank 1") && warned(&alone, "the CPU of its rank replaces it"),
         "{:?}",
         alone.warnings()
     );
@@ -152,9 +158,9 @@ fn a_gpu_that_dies_is_replaced() {
 
 #[test]
 #[ignore = "needs a Vulkan driver"]
-fn the_software_renderer_is_listed_as_what_it_is() {
-    let said = with_driver(Job::new(["devices"]), 1).succeed();
-    assert!(said.contains("gpu:0   llvmpipe") && said.contains("a software renderer"), "{said}");
+fn the_software_renderer_is_listed_as_such() {
+    let output = with_driver(Job::new(["devices"]), 1).succeed();
+    assert!(output.contains("gpu:0   llvmpipe") && output.contains("a software renderer"), "{output}");
     let listed = with_driver(Job::new(["devices", "--json"]), 1).succeed();
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let gpu = &listed["devices"][1];
@@ -162,7 +168,7 @@ fn the_software_renderer_is_listed_as_what_it_is() {
     assert!(gpu["memory_bytes"].as_u64() > Some(1 << 28), "{gpu}");
     assert!(gpu["gflops"][0].as_f64() > Some(0.01) && gpu["gigabytes_per_s"].as_f64() > Some(0.01), "{gpu}");
     assert!(gpu["launch_us"].as_f64() > Some(0.1), "{gpu}");
-    // And it is not what `all` means.
+    // `all` does not include it.
     let dir = RunDir::new();
     with_driver(shipped(&dir, 2).set("run.devices", "all"), 1).succeed();
     let gpus = |event: &Event| matches!(event, Event::Workers { workers, .. } if workers.iter().any(|worker| worker.device.starts_with("gpu")));
@@ -186,14 +192,14 @@ fn f16_on_the_gpu_is_close_to_f32() {
     assert!((1e-7..0.02).contains(&worst), "{worst}");
     let ended = with_driver(bert::train(&dir, UPDATES).set("run.devices", "gpu:0@bf16"), 1).run();
     assert_eq!(codes(&ended), [Some(1)]);
-    let expected = "gpu:0 failed while starting: it cannot compute in bf16. Say gpu:0@f32 in run.devices";
+    let expected = "gpu:0 failed while starting: it cannot compute in bf16. Use gpu:0@f32 in run.devices";
     assert!(ended[0].stderr.contains(expected), "{}", ended[0].stderr);
 }
 
-/// What a single sample needs is measured, and is more than this.
+/// A single sample needs more than this limit.
 #[test]
 #[ignore = "needs a Vulkan driver"]
-fn a_gpu_keeps_to_the_memory_it_is_given() {
+fn the_memory_limit_of_gpus_is_enforced() {
     let dir = RunDir::new();
     let ended = with_driver(bert::train(&dir, 2).set("run.devices", "gpu:0").set("run.gpu_memory_mib", 1), 1).run();
     assert_eq!(codes(&ended), [Some(1)], "{ended:#?}");

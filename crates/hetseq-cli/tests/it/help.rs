@@ -1,10 +1,10 @@
-//! What can be typed is told.
+//! `--help` of every subcommand, `--version`, and errors for wrong usage.
 
 use crate::cluster::Job;
 
 #[test]
-fn every_subcommand_explains_itself() {
-    let told: [(&str, &[&str]); 21] = [
+fn the_help_of_every_subcommand_names_its_flags() {
+    let expected: [(&str, &[&str]); 23] = [
         (
             "",
             &[
@@ -13,6 +13,7 @@ fn every_subcommand_explains_itself() {
                 "generate",
                 "score",
                 "average",
+                "migrate",
                 "demo",
                 "devices",
                 "bench",
@@ -22,7 +23,9 @@ fn every_subcommand_explains_itself() {
                 "-v, --verbose",
             ],
         ),
-        ("generate", &["--beam", "--n-best", "--interactive", "line numbers never shift"]),
+        ("generate", &["--beam", "--n-best", "--interactive", "Marian", "Examples:"]),
+        ("export", &["RUN", "CHECKPOINT", "--precision", "Examples:"]),
+        ("migrate", &["--output", "--overwrite", "--world-size", "COMMAND", "fairseq-train", "Examples:"]),
         (
             "train",
             &[
@@ -31,7 +34,6 @@ fn every_subcommand_explains_itself() {
                 "--weight",
                 "--resume",
                 "--reset",
-                "--from-flags",
                 "--optimizer-overrides",
                 "--distributed-rank",
                 "RANK",
@@ -54,7 +56,7 @@ fn every_subcommand_explains_itself() {
                 "--global-batch",
                 "--scale",
                 "--workers",
-                "--line-gbit",
+                "--link-gbit",
                 "--disturb",
                 "--fail",
                 "mixed-8.json",
@@ -62,7 +64,10 @@ fn every_subcommand_explains_itself() {
         ),
         ("report", &["RUN", "--json", "metrics.jsonl"]),
         ("bench", &["step", "comm", "data"]),
-        ("bench comm", &["--world", "--mb", "--wire", "--route", "--own", "--json"]),
+        (
+            "bench comm",
+            &["--world", "--mb", "--wire-dtype", "--algorithm", "--shard-weight", "--measure-links", "--json"],
+        ),
         ("bench data", &["DIRS", "--batch", "--max-seq-length", "--json"]),
         ("bench step", &["--config", "base2", "--threads", "--devices", "--batch", "bench-pytorch", "--json"]),
         ("prep", &["digits", "image-folder", "bert", "translate", "verify"]),
@@ -87,7 +92,7 @@ fn every_subcommand_explains_itself() {
         ("prep digits", &["--train", "--test", "--seed"]),
         ("prep image-folder", &["--train", "--valid", "--seed"]),
     ];
-    for (command, words) in told {
+    for (command, words) in expected {
         let text = Job::new(command.split_whitespace().chain(["--help"])).succeed();
         for word in words {
             assert!(text.contains(word), "`hetseq {command} --help` does not mention {word}:\n{text}");
@@ -96,13 +101,13 @@ fn every_subcommand_explains_itself() {
 }
 
 #[test]
-fn the_version() {
+fn the_version_names_the_build() {
     let version = Job::new(["--version"]).succeed();
     assert!(version.starts_with(concat!("hetseq ", env!("CARGO_PKG_VERSION"), " (build ")), "{version}");
 }
 
 #[test]
-fn what_cannot_be_meant_is_usage() {
+fn wrong_usage_exits_with_code_2() {
     let wrong: [(&[&str], &str); 4] = [
         (&[], "Usage: hetseq"),
         (&["trian"], "'train'"),
@@ -114,5 +119,18 @@ fn what_cannot_be_meant_is_usage() {
         assert_eq!(ended.code(), Some(2), "{args:?}");
         assert!(ended.stderr.contains(part), "{args:?}: {}", ended.stderr);
         assert_eq!(ended.stdout, "", "{args:?}");
+    }
+}
+
+/// The list of subcommands has one line each, in short phrases without a full stop.
+#[test]
+fn the_summaries_of_subcommands_fit_on_one_line() {
+    for group in ["", "bench", "prep"] {
+        let text = Job::new(group.split_whitespace().chain(["--help"])).succeed();
+        let commands = text.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
+        for line in commands.lines() {
+            assert!(line.starts_with("  ") && !line.starts_with("   "), "`hetseq {group}` wraps:\n{commands}");
+            assert!(line.len() <= 100 && !line.ends_with('.'), "{line}");
+        }
     }
 }

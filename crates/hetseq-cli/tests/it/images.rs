@@ -1,5 +1,5 @@
-//! Class folders of PNG and JPEG: any mix of workers computes what one computes, damaged files are named and
-//! left out or fatal, and what is no image data is refused.
+//! Class folders of PNG and JPEG files: any mix of workers computes what one device computes,
+//! damaged files are reported and skipped or fatal, and invalid image data is refused.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -16,7 +16,7 @@ const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/imagefo
 const TRAIN_SAMPLES: u32 = 60;
 const VALID_SAMPLES: u32 = 20;
 
-/// Drawn by the real command, once per test process.
+/// Images drawn by `hetseq prep`, once per test process.
 fn drawn() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -28,12 +28,13 @@ fn drawn() -> &'static Path {
 
 fn draw(dir: &Path) {
     let (train, valid) = (TRAIN_SAMPLES.to_string(), VALID_SAMPLES.to_string());
-    let said =
+    let output =
         Job::new(["prep", "image-folder"]).arg(dir).arg("--train").arg(train).arg("--valid").arg(valid).succeed();
-    assert!(said.contains("60 training and 20 validation images in class folders"), "{said}");
+    assert!(output.contains("60 training and 20 validation images in class folders"), "{output}");
 }
 
-/// The shipped config on small images, with the small network: it is smooth, so that rounding stays rounding.
+/// The shipped config on small images, with the small network. It is smooth, so rounding
+/// differences stay small.
 fn train(dir: &RunDir, data: &Path, updates: u64) -> Job {
     Job::new(["train", CONFIG])
         .set("run.dir", dir.path().display())
@@ -50,7 +51,7 @@ fn train(dir: &RunDir, data: &Path, updates: u64) -> Job {
         .set("optim.schedule", "constant")
 }
 
-/// On one rank and on three unequal ones; `updates` losses agree, and the first gradient does.
+/// Trains on one rank and on three unequal ones. The losses and the first gradient must agree.
 fn assert_exact(updates: u64, vary: impl Fn(Job) -> Job) -> [RunDir; 2] {
     let (one, three) = (RunDir::new(), RunDir::new());
     vary(train(&one, drawn(), updates).set("debug.gradients", true)).succeed();
@@ -76,26 +77,27 @@ fn assert_exact(updates: u64, vary: impl Fn(Job) -> Job) -> [RunDir; 2] {
 }
 
 #[test]
-fn three_ranks_train_as_one_does() {
+fn three_ranks_train_like_one() {
     const UPDATES: u64 = 20;
     let [one, three] = assert_exact(UPDATES, |job| job);
     let losses: Vec<f64> = one.losses().into_values().collect();
     let epoch = |losses: &[f64]| losses.iter().sum::<f64>() / 5.0;
-    assert!(epoch(&losses[15..]) < 0.95 * epoch(&losses[..5]), "nothing was learnt: {losses:?}");
-    // Both validated at the end, to the same scores.
+    assert!(epoch(&losses[15..]) < 0.95 * epoch(&losses[..5]), "nothing was learned: {losses:?}");
+    // Both have the same scores in the final validation.
     for (a, b) in scores(&one).iter().zip(&scores(&three)) {
         assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} and {b}");
     }
 }
 
-/// Few updates and small steps: a rectifier has a kink, where a difference in the last bit can choose the other branch.
+/// Few updates and small steps: at the kink of a ReLU a rounding difference can select the other
+/// branch.
 #[test]
-fn three_ranks_train_a_resnet_as_one_does() {
+fn three_ranks_train_a_resnet_like_one() {
     let resnet = |job: Job| job.set("task.model", "resnet18").set("task.width", 8).set("optim.lr", 1e-6);
     assert_exact(4, resnet);
 }
 
-/// Loss, accuracy, the answer among the best five.
+/// Loss, accuracy and top-5 accuracy.
 fn scores(dir: &RunDir) -> [f64; 3] {
     let valid = |event| match event {
         Event::Valid { loss, metrics, samples, .. } => {
@@ -110,7 +112,7 @@ fn scores(dir: &RunDir) -> [f64; 3] {
 }
 
 #[test]
-fn the_summary_says_how_long_updates_waited_for_data() {
+fn the_summary_shows_how_long_updates_waited_for_data() {
     let dir = RunDir::new();
     let ended = train(&dir, drawn(), 3).run().remove(0);
     assert_eq!(ended.code(), Some(0), "{ended:#?}");
@@ -131,7 +133,8 @@ fn the_summary_says_how_long_updates_waited_for_data() {
     }
 }
 
-/// Drawn images with a truncated JPEG to train on and a PNG to validate on that is none.
+/// Drawn images with a truncated JPEG among the training images and an invalid PNG among the
+/// validation images.
 fn damaged() -> (TempDir, [PathBuf; 2]) {
     let dir = TempDir::new_in(scratch()).unwrap();
     draw(dir.path());
@@ -144,7 +147,7 @@ fn damaged() -> (TempDir, [PathBuf; 2]) {
 }
 
 #[test]
-fn damaged_files_are_named_once_and_left_out() {
+fn damaged_files_are_reported_once_and_skipped() {
     let (data, [jpeg, png]) = damaged();
     let mut losses = Vec::new();
     // Three epochs of five updates, on one rank and on two.
@@ -153,15 +156,16 @@ fn damaged_files_are_named_once_and_left_out() {
         let job = train(&dir, data.path(), 15).set("valid.every", "1 epoch").ranks(ranks);
         let ended = job.run();
         assert!(ended.iter().all(|rank| rank.code() == Some(0)), "{ended:#?}");
-        // Of other things, such as a device that is too busy to be worth its part, there may be warnings too.
+        // There may be other warnings, for example about a device that is too slow to be useful.
         let mut warnings = dir.warnings();
         warnings.retain(|warning| warning.contains("sample"));
         assert_eq!(warnings.len(), 2, "{warnings:?}");
-        let told = [(&jpeg, "is a truncated JPEG file"), (&png, "is not an image")];
-        for (warning, (path, what)) in warnings.iter().zip(told) {
+        let expected = [(&jpeg, "is a truncated JPEG file"), (&png, "is not a readable image")];
+        for (warning, (path, what)) in warnings.iter().zip(expected) {
             let begins = format!("a sample was skipped: {} {what}", path.display());
             assert!(warning.starts_with(&begins), "{warning}");
-            // Whose copy it is: the others' may be whole.
+            // With several ranks the message names the rank: the copies of the others may be
+            // intact.
             assert_eq!(warning.contains("(rank "), ranks > 1, "{warning}");
             assert_eq!(ended[0].stderr.matches(warning).count(), 1, "{}", ended[0].stderr);
         }
@@ -178,17 +182,17 @@ fn damaged_files_are_named_once_and_left_out() {
 }
 
 #[test]
-fn a_damaged_file_is_fatal_if_so_configured() {
+fn a_damaged_file_is_fatal_if_configured() {
     let (data, [jpeg, _]) = damaged();
     let dir = RunDir::new();
     let ended = train(&dir, data.path(), 5).set("task.on_error", "fatal").ranks(2).run();
-    let told = format!("{} is a truncated JPEG file", jpeg.display());
-    assert!(ended.iter().all(|rank| rank.code() == Some(1) && rank.stderr.contains(&told)), "{ended:#?}");
+    let message = format!("{} is a truncated JPEG file", jpeg.display());
+    assert!(ended.iter().all(|rank| rank.code() == Some(1) && rank.stderr.contains(&message)), "{ended:#?}");
     assert!(ended.iter().any(|rank| rank.stderr.contains("task.on_error = \"skip\"")), "{ended:#?}");
 }
 
 #[test]
-fn when_nothing_can_be_read_the_run_ends() {
+fn a_run_without_readable_samples_fails() {
     let dir = RunDir::new();
     let data = TempDir::new_in(scratch()).unwrap();
     for split in ["train", "valid"] {
@@ -204,10 +208,10 @@ fn when_nothing_can_be_read_the_run_ends() {
 }
 
 #[test]
-fn what_is_no_image_data_is_refused() {
+fn invalid_image_data_is_refused() {
     let run = RunDir::new();
     let data = TempDir::new_in(scratch()).unwrap();
-    let refused = |told: &str| assert_refused(&train(&run, data.path(), 5).run().remove(0), 2, told);
+    let refused = |message: &str| assert_refused(&train(&run, data.path(), 5).run().remove(0), 2, message);
     refused("holds neither class folders");
     fs::create_dir_all(data.path().join("train")).unwrap();
     refused("holds no class folders");
@@ -218,13 +222,13 @@ fn what_is_no_image_data_is_refused() {
     let job = train(&run, drawn(), 5).set("task.crop", "{ scale = [0.0, 1.0] }");
     assert_refused(&job.run().remove(0), 2, "task.crop: scale = [0, 1]");
     let job = train(&run, drawn(), 5).set("task.mean", "[0.5, 0.5]");
-    assert_refused(&job.run().remove(0), 2, "a number or [red, green, blue] is due");
+    assert_refused(&job.run().remove(0), 2, "expected a number or [red, green, blue]");
     let job = train(&run, drawn(), 5).set("task.model", "resnet51");
     assert_refused(&job.run().remove(0), 2, "Did you mean `resnet50`?");
-    assert_refused(&Job::new(["prep", "image-folder"]).arg(drawn()).run().remove(0), 2, "has a folder `train` already");
+    assert_refused(&Job::new(["prep", "image-folder"]).arg(drawn()).run().remove(0), 2, "already has a folder `train`");
 }
 
-fn assert_refused(ended: &Ended, code: i32, told: &str) {
+fn assert_refused(ended: &Ended, code: i32, message: &str) {
     assert_eq!(ended.code(), Some(code), "{ended:#?}");
-    assert!(ended.stderr.contains(told), "{told}: {}", ended.stderr);
+    assert!(ended.stderr.contains(message), "{message}: {}", ended.stderr);
 }

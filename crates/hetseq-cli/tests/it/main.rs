@@ -1,9 +1,10 @@
-//! The `hetseq` binary as people run it: real processes, real files, ranks that meet over TCP on this machine.
+//! Tests of the `hetseq` binary: real processes, real files, and ranks that communicate over TCP on
+//! this machine.
 //!
-//! `cluster` starts and watches processes, `run_dir` reads what they left, `data` draws what they train on; the other
-//! files are what they show.
+//! `cluster` starts processes and waits for them, `run_dir` reads the run directory, `data` draws
+//! training data, and `reference` trains the runs to compare with. The other files are tests.
 
-// Clippy's exception for tests does not reach functions beside the tests.
+// Clippy's exception for tests does not cover helper functions.
 #![allow(clippy::unwrap_used)]
 
 mod cluster;
@@ -20,26 +21,28 @@ mod bench_comm;
 mod bert;
 mod damage;
 mod devices;
-mod directory;
+mod directory_rendezvous;
 mod divergence;
 mod early_stop;
 mod eval;
 mod exact;
-mod from_flags;
 mod gpu;
 mod help;
 mod images;
+mod migrate;
 mod optimizers;
 mod overrides;
 mod precision;
 mod prep;
 mod refusals;
+mod renamed;
 mod resume;
 mod score;
 mod signals;
+mod source_rules;
 mod storage;
 mod texts;
 mod translate_prep;
 mod translation;
-mod unread;
-mod wire;
+mod unread_stderr;
+mod wire_dtype;

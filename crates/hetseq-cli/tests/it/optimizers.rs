@@ -1,5 +1,5 @@
-//! Every optimizer through the whole program: two ranks agree in every update, and a run that was interrupted ends with
-//! the bits of one that was not, optimizer state included.
+//! Every optimizer in real runs: two ranks agree after every update, and an interrupted run ends
+//! with the same bits as an uninterrupted one, including the optimizer state.
 
 use fs_err as fs;
 
@@ -7,37 +7,37 @@ use crate::cluster::Job;
 use crate::reference::shipped;
 use crate::run_dir::RunDir;
 
-/// The shipped schedule is for Adam's rate.
+/// With a constant schedule, because the shipped one is tuned for Adam.
 fn job(dir: &RunDir, updates: u64, settings: &[(&str, &str)]) -> Job {
     let job = shipped(dir, updates).ranks(2).set("batch.split", "equal").set("optim.schedule", "constant");
     settings.iter().fold(job, |job, (key, value)| job.set(&format!("optim.{key}"), value))
 }
 
 #[test]
-fn interrupted_or_not_the_bits_are_the_same() {
-    let rules: [&[(&str, &str)]; 4] = [
+fn an_interrupted_run_gives_the_same_bits() {
+    let optimizers: [&[(&str, &str)]; 4] = [
         &[("name", "sgd"), ("lr", "0.05")],
         &[("name", "adadelta"), ("lr", "1"), ("weight_decay", "0.01")],
         &[("name", "lamb"), ("weight_decay", "0.01")],
         &[("name", "adafactor"), ("lr", "0.05"), ("beta1", "0.9"), ("weight_decay", "0.01")],
     ];
-    for settings in rules {
-        let (through, interrupted) = (RunDir::new(), RunDir::new());
-        job(&through, 8, settings).succeed();
+    for settings in optimizers {
+        let (uninterrupted, interrupted) = (RunDir::new(), RunDir::new());
+        job(&uninterrupted, 8, settings).succeed();
         job(&interrupted, 3, settings).succeed();
         job(&interrupted, 8, settings).succeed();
         assert_eq!(interrupted.starts(), [(2, 0), (2, 3)]);
         for file in ["model.safetensors", "trainer/optimizer.safetensors"] {
             let read = |dir: &RunDir| fs::read(dir.checkpoint("step-8").join(file)).unwrap();
-            assert!(read(&through) == read(&interrupted), "{settings:?}: {file}");
+            assert!(read(&uninterrupted) == read(&interrupted), "{settings:?}: {file}");
         }
-        let losses: Vec<f64> = through.losses().into_values().collect();
+        let losses: Vec<f64> = uninterrupted.losses().into_values().collect();
         assert!(losses[7] < losses[0], "{settings:?} does not learn: {losses:?}");
     }
 }
 
 #[test]
-fn adafactor_needs_no_rate() {
+fn adafactor_needs_no_learning_rate() {
     let dir = RunDir::new();
     let config = dir.path().join("own-rate.toml");
     let shipped = fs::read_to_string(crate::cluster::MNIST).unwrap();

@@ -1,5 +1,5 @@
-//! Products in `f16` and `bf16`: training comes out as in `f32` but for rounding, ranks may differ in it, and an update whose
-//! gradients overflow is skipped by all.
+//! Training in `f16` and `bf16`: the result is that of `f32` except for rounding, ranks may use
+//! different precisions, and all ranks skip an update whose gradients overflow.
 
 use crate::bert;
 use crate::cluster::{Job, codes};
@@ -13,13 +13,13 @@ fn train(dir: &RunDir) -> Job {
     bert::train(dir, UPDATES).set("run.checksum_every", 1).set("batch.split", "equal")
 }
 
-/// The mean of the last ten.
+/// The mean of the last ten losses.
 fn last(dir: &RunDir) -> f64 {
     dir.losses().range(UPDATES - 9..).map(|(_, loss)| loss).sum::<f64>() / 10.0
 }
 
 #[test]
-fn half_the_precision_trains_as_well() {
+fn half_precision_trains_as_well() {
     let full = RunDir::new();
     train(&full).succeed();
     for (who, job) in [
@@ -33,32 +33,32 @@ fn half_the_precision_trains_as_well() {
         let (expected, found) = (last(&full), last(&dir));
         eprintln!("{who}: {found:.4} where f32 has {expected:.4}");
         assert!((found / expected - 1.0).abs() < 0.02, "{who}: {found} where f32 has {expected}");
-        assert_ne!(dir.losses()[&UPDATES], full.losses()[&UPDATES], "{who} has not rounded anything");
+        assert_ne!(dir.losses()[&UPDATES], full.losses()[&UPDATES], "{who}: nothing was rounded");
     }
 }
 
 #[test]
-fn an_overflow_is_skipped_by_all_and_the_scale_adapts() {
+fn all_ranks_skip_an_overflow_and_the_loss_scale_adapts() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(2).set_on(1, "run.precision", "f16").set("emulate.overflow", "[5, 6, 40]");
     job.set("checkpoint.every", "30 updates").set("checkpoint.keep", 10).succeed();
     let skipped: Vec<String> = dir.warnings().into_iter().filter(|warning| warning.contains("was skipped")).collect();
-    let told = |update: u64, scale: u64| {
+    let message = |update: u64, scale: u64| {
         format!("update {update} was skipped: gradients overflowed in f16; the loss scale is {scale} from now on")
     };
     for (update, halvings) in [(5, 1), (6, 2), (40, 3)] {
-        assert!(skipped.contains(&told(update, 65_536 >> halvings)), "{skipped:?}");
+        assert!(skipped.contains(&message(update, 65_536 >> halvings)), "{skipped:?}");
     }
     assert_eq!(skipped.len(), 3, "{skipped:?}");
     let losses = dir.losses();
-    assert!(losses[&UPDATES] < losses[&1] * 0.95, "it has not learnt");
+    assert!(losses[&UPDATES] < losses[&1] * 0.95, "nothing was learned");
 
-    // A resume goes on with the scale of the checkpoint, and computes what the undisturbed run did.
+    // A resume uses the loss scale of the checkpoint, and computes what the uninterrupted run did.
     let again = RunDir::new();
     let from = dir.checkpoint("step-30");
     let job = train(&again).ranks(2).set_on(1, "run.precision", "f16").set("emulate.overflow", "[40]");
     job.arg("--resume").arg(&from).succeed();
-    assert!(again.warnings().contains(&told(40, 65_536 >> 3)), "{:?}", again.warnings());
+    assert!(again.warnings().contains(&message(40, 65_536 >> 3)), "{:?}", again.warnings());
     for (update, loss) in again.losses() {
         assert!(
             (loss / losses[&update] - 1.0).abs() < 1e-4,
@@ -69,7 +69,7 @@ fn an_overflow_is_skipped_by_all_and_the_scale_adapts() {
 }
 
 #[test]
-fn in_full_precision_nothing_is_skipped() {
+fn updates_in_full_precision_are_not_skipped() {
     let (with, without) = (RunDir::new(), RunDir::new());
     bert::train(&without, 10).succeed();
     bert::train(&with, 10).set("emulate.overflow", "[5]").succeed();
@@ -81,5 +81,5 @@ fn an_unknown_precision_is_refused() {
     let ended = bert::train(&RunDir::new(), 1).set("run.precision", "f8").run();
     assert!(codes(&ended) == [Some(2)] && ended[0].stderr.contains("f8"), "{ended:#?}");
     let ended = bert::train(&RunDir::new(), 1).set("run.devices", "cpu:1@f8").run();
-    assert!(codes(&ended) == [Some(2)] && ended[0].stderr.contains("say f32, f16 or bf16"), "{ended:#?}");
+    assert!(codes(&ended) == [Some(2)] && ended[0].stderr.contains("use f32, f16 or bf16"), "{ended:#?}");
 }

@@ -1,4 +1,4 @@
-//! `hetseq prep bert`, `prep verify` and `bench data` as they are typed.
+//! `hetseq prep bert`, `prep verify` and `bench data`.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use fs_err as fs;
 use crate::cluster::Job;
 use crate::data::scratch;
 
-/// A new directory with some text in it: forty documents in WikiText's dress.
-fn place(name: &str) -> PathBuf {
+/// A new directory with text: forty documents in the format of WikiText.
+fn text_dir(name: &str) -> PathBuf {
     let dir = scratch().join(name);
     fs::create_dir_all(&dir).unwrap();
     let mut text = String::new();
@@ -40,10 +40,10 @@ fn json(text: &str) -> serde_json::Value {
 
 #[test]
 fn text_becomes_a_corpus_that_can_be_checked_and_timed() {
-    let dir = place("prep-compact");
-    let told = prep(&dir, &[]).succeed();
-    assert!(told.contains("train: 36 documents, 2,196 sentences"), "{told}");
-    assert!(told.contains("valid: 4 documents") && told.contains("% unknown"), "{told}");
+    let dir = text_dir("prep-compact");
+    let output = prep(&dir, &[]).succeed();
+    assert!(output.contains("train: 36 documents, 2,196 sentences"), "{output}");
+    assert!(output.contains("valid: 4 documents") && output.contains("% unknown"), "{output}");
     let again = json(&prep(&dir, &["--json"]).succeed());
     assert_eq!((again["was_there"].as_bool(), again["train"]["documents"].as_u64()), (Some(true), Some(36)));
 
@@ -63,16 +63,16 @@ fn text_becomes_a_corpus_that_can_be_checked_and_timed() {
 }
 
 #[test]
-fn masked_shards_and_what_is_refused() {
-    let dir = place("prep-hdf5");
-    let told = json(&prep(&dir, &["--format", "hdf5", "--dupe-factor", "2", "--json"]).succeed());
-    assert_eq!((told["format"].as_str(), told["shards"].as_u64()), (Some("hdf5"), Some(3)));
+fn masked_shards_are_written_and_invalid_settings_refused() {
+    let dir = text_dir("prep-hdf5");
+    let output = json(&prep(&dir, &["--format", "hdf5", "--dupe-factor", "2", "--json"]).succeed());
+    assert_eq!((output["format"].as_str(), output["shards"].as_u64()), (Some("hdf5"), Some(3)));
     let out = dir.join("out").display().to_string();
     let checked = json(&Job::new(["prep", "verify", &out, "--json", "--vocab-size", "300"]).succeed());
     assert_eq!(checked["train"]["kind"], "hdf5");
 
     for (more, part) in [
-        (&["--format", "compact"][..], "format.name: \"hdf5\" there, \"compact\" here"),
+        (&["--format", "compact"][..], "format.name: was \"hdf5\", now \"compact\""),
         (&["--valid", "x"], "not both"),
         (&["--shard-mb", "0"], "shard-mb: 0 is not between"),
     ] {
@@ -85,8 +85,8 @@ fn masked_shards_and_what_is_refused() {
 }
 
 #[test]
-fn what_is_not_there_or_not_meant_is_usage() {
-    let dir = place("prep-wrong");
+fn missing_files_and_invalid_flags_are_usage_errors() {
+    let dir = text_dir("prep-wrong");
     let nowhere = dir.join("nowhere").display().to_string();
     let text = dir.join("text.txt").display().to_string();
     let out = dir.join("out").display().to_string();
@@ -99,9 +99,9 @@ fn what_is_not_there_or_not_meant_is_usage() {
         (bert(&[&text, "--output", &out, "--valid", &nowhere]), "there is no file or directory"),
         (bert(&[&text, "--output", &out, "--vocab", &nowhere]), "nowhere"),
         (bert(&[&text, "--output", &text]), "text.txt"),
-        (bert(&[&text, "--output", &out, "--dupe-factor", "2"]), "--dupe-factor only counts with --format hdf5"),
-        (bert(&[&text, "--output", &out, "--whole-word"]), "--whole-word only counts with --format hdf5"),
-        (words("bench data --seconds nan"), "say a number from 0 to 86400"),
+        (bert(&[&text, "--output", &out, "--dupe-factor", "2"]), "--dupe-factor needs --format hdf5"),
+        (bert(&[&text, "--output", &out, "--whole-word"]), "--whole-word needs --format hdf5"),
+        (words("bench data --seconds nan"), "expected a number from 0 to 86400"),
     ];
     for (args, part) in wrong {
         let ended = Job::new(&args).run().remove(0);

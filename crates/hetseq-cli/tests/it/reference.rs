@@ -1,4 +1,5 @@
-//! The run that all others are held against: on one rank with one device, undisturbed. Mostly `configs/mnist.toml`.
+//! The run that others are compared with: one rank with one device, undisturbed. Mostly
+//! `configs/mnist.toml`.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -7,7 +8,7 @@ use std::sync::OnceLock;
 use crate::cluster::Job;
 use crate::run_dir::RunDir;
 
-/// One more than the last starting point.
+/// One more than the last checkpoint to resume from.
 const UPDATES: u64 = 61;
 
 pub(crate) struct Reference {
@@ -16,13 +17,13 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// The config as it is shipped, dropout included. Made once per test process.
+    /// The shipped config, including dropout. Trained once per test process.
     pub(crate) fn shipped() -> &'static Reference {
         static SHIPPED: OnceLock<Reference> = OnceLock::new();
         SHIPPED.get_or_init(|| Reference::new(|job| job))
     }
 
-    /// With something changed.
+    /// The shipped config with changes.
     pub(crate) fn new(vary: impl FnOnce(Job) -> Job) -> Reference {
         let dir = RunDir::new();
         let job = shipped(&dir, UPDATES).set("checkpoint.every", "20 updates").set("checkpoint.keep", 10);
@@ -30,24 +31,25 @@ impl Reference {
         Reference::of(dir, UPDATES)
     }
 
-    /// A run of so many updates that has ended.
+    /// A finished run of `updates` updates.
     pub(crate) fn of(dir: RunDir, updates: u64) -> Reference {
         let losses = dir.losses();
         assert!(losses.keys().copied().eq(1..=updates), "{losses:?}");
         Reference { dir, losses }
     }
 
-    /// Where to resume from to do update `from + 1` next.
+    /// The checkpoint after update `from`.
     pub(crate) fn checkpoint(&self, from: u64) -> std::path::PathBuf {
         self.dir.checkpoint(&format!("step-{from}"))
     }
 
-    /// Updates 1 to `last` of the run in `dir`, each once, with the losses of this run.
+    /// Requires that the run in `dir` has updates 1 to `last` once each, with the losses of this
+    /// run.
     pub(crate) fn assert_losses(&self, dir: &RunDir, last: u64, who: &str) {
         self.assert_losses_within(&[(1..=20, 1e-5), (21..=100, 1e-4)], dir, last, who);
     }
 
-    /// As [`Reference::assert_losses`], with other relative tolerances over ranges of updates.
+    /// Like [`Reference::assert_losses`], with relative tolerances for ranges of updates.
     pub(crate) fn assert_losses_within(
         &self,
         tolerances: &[(RangeInclusive<u64>, f64)],
@@ -67,16 +69,16 @@ impl Reference {
         }
     }
 
-    /// The gradient of `update` of the run in `dir` is this run's.
+    /// Requires that the run in `dir` has the gradient of this run in `update`.
     pub(crate) fn assert_gradient(&self, dir: &RunDir, update: u64, who: &str) {
-        let (theirs, ours) = (dir.gradient(update), self.dir.gradient(update));
-        assert!(theirs.keys().eq(ours.keys()), "{who}");
+        let (found, expected) = (dir.gradient(update), self.dir.gradient(update));
+        assert!(found.keys().eq(expected.keys()), "{who}");
         let (mut difference, mut length) = (0.0, 0.0);
-        for (name, ours) in &ours {
-            assert_eq!(theirs[name].len(), ours.len(), "{who}: {name}");
-            for (theirs, ours) in theirs[name].iter().zip(ours) {
-                difference += f64::from(theirs - ours).powi(2);
-                length += f64::from(*ours).powi(2);
+        for (name, expected) in &expected {
+            assert_eq!(found[name].len(), expected.len(), "{who}: {name}");
+            for (found, expected) in found[name].iter().zip(expected) {
+                difference += f64::from(found - expected).powi(2);
+                length += f64::from(*expected).powi(2);
             }
         }
         let relative = (difference / length).sqrt();
@@ -85,7 +87,8 @@ impl Reference {
     }
 }
 
-/// The shipped config, cut short. With this data its ten epochs are 150 updates: the schedule keeps that length.
+/// The shipped config for fewer updates. With this data its ten epochs are 150 updates; the
+/// schedule keeps that length.
 pub(crate) fn shipped(dir: &RunDir, updates: u64) -> Job {
     let job = Job::mnist("train", dir.path()).set("run.max_updates", updates);
     job.set("optim.schedule.total_updates", 150).set("run.checksum_every", 1)

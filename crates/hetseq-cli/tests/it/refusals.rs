@@ -1,5 +1,5 @@
-//! What cannot work is refused with a clear message, the right exit code (2: change what you typed, 1: it failed), in
-//! time, and before anything is trained; a rank that is lost in mid-run is named by the others.
+//! Runs that cannot work are refused with a clear message and the right exit code (2: wrong usage,
+//! 1: failure), in time and before training. The other ranks name a rank that is lost during a run.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -14,14 +14,14 @@ use crate::cluster::{Cluster, Ended, Job, MNIST, codes};
 use crate::data::{self, scratch};
 use crate::run_dir::RunDir;
 
-/// Far more than any of these needs, far less than the deadlines that a user would have to sit out.
+/// Far more than any of these tests needs, far less than the default timeouts.
 const SOON: Duration = Duration::from_secs(15);
 
 fn train(dir: &RunDir) -> Job {
     Job::mnist("train", dir.path()).set("run.max_epochs", 1000)
 }
 
-fn assert_said(ended: &Ended, code: i32, parts: &[&str]) {
+fn assert_failed(ended: &Ended, code: i32, parts: &[&str]) {
     assert_eq!(ended.code(), Some(code), "{ended:#?}");
     for part in parts {
         assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
@@ -29,35 +29,40 @@ fn assert_said(ended: &Ended, code: i32, parts: &[&str]) {
     assert_eq!(ended.stdout, "");
 }
 
-/// One process that is refused, in one sentence that is not said twice, and has not begun to train.
+/// Requires that a single process is refused before it trains, with a message that does not repeat
+/// itself.
 fn assert_refused(job: &Job, code: i32, parts: &[&str]) {
     let ended = job.start().wait(SOON).remove(0);
-    assert_said(&ended, code, parts);
-    let mut said: Vec<&str> = ended.stderr.trim_end().split(": ").collect();
-    said.sort_unstable();
-    assert!(said.windows(2).all(|pair| pair[0] != pair[1]), "said twice: {}", ended.stderr);
-    assert!(!ended.stderr.contains("parameters,"), "it began: {}", ended.stderr);
+    assert_failed(&ended, code, parts);
+    let mut parts: Vec<&str> = ended.stderr.trim_end().split(": ").collect();
+    parts.sort_unstable();
+    assert!(parts.windows(2).all(|pair| pair[0] != pair[1]), "repeated text: {}", ended.stderr);
+    assert!(!ended.stderr.contains("parameters,"), "training started: {}", ended.stderr);
 }
 
 #[test]
-fn a_wrong_key_names_its_place_and_the_nearest() {
+fn an_unknown_key_is_reported_with_its_line_and_the_nearest_key() {
     let dir = RunDir::new();
     let path = dir.path().join("wrong.toml");
     let text = fs::read_to_string(MNIST).unwrap().replace("clip_norm", "clip_nrom");
     let line = 1 + text.lines().position(|line| line.starts_with("clip_nrom")).unwrap();
     fs::write(&path, text).unwrap();
-    let place = format!("{}:{line}: unknown key `clip_nrom`. Did you mean `clip_norm`?", path.display());
-    assert_refused(&Job::new([Path::new("train"), &path]), 2, &[&place]);
-    let told = "--set optim.lrr=1: unknown key `lrr`. Did you mean `lr`?";
-    assert_refused(&train(&dir).set("optim.lrr", 1), 2, &[told]);
+    let message = format!("{}:{line}: unknown key `clip_nrom`. Did you mean `clip_norm`?", path.display());
+    assert_refused(&Job::new([Path::new("train"), &path]), 2, &[&message]);
+    let message = "--set optim.lrr=1: unknown key `lrr`. Did you mean `lr`?";
+    assert_refused(&train(&dir).set("optim.lrr", 1), 2, &[message]);
     assert_refused(&Job::new(["train", "nowhere.toml"]), 2, &["`nowhere.toml`"]);
 }
 
 #[test]
-fn a_wrong_value_names_what_there_is() {
+fn an_invalid_value_is_reported_with_the_valid_ones() {
     let dir = RunDir::new();
-    assert_refused(&train(&dir).set("run.task", "imges"), 2, &["run.task = \"imges\": this program knows images"]);
-    assert_refused(&train(&dir).set("run.devices", "tpu:0"), 2, &["run.devices: unknown device `tpu:0`: say `all`"]);
+    assert_refused(
+        &train(&dir).set("run.task", "imges"),
+        2,
+        &["run.task = \"imges\" is unknown; available tasks: images"],
+    );
+    assert_refused(&train(&dir).set("run.devices", "tpu:0"), 2, &["run.devices: unknown device `tpu:0`: use `all`"]);
     let best = "checkpoint.best = \"acuracy\": this task measures accuracy, top5_accuracy, loss";
     assert_refused(&train(&dir).set("checkpoint.best", "acuracy"), 2, &[best]);
     assert_refused(&train(&dir).set("optim.lr", -1), 2, &["optim.lr = -1 must be zero or more"]);
@@ -69,17 +74,17 @@ fn a_wrong_value_names_what_there_is() {
     assert_refused(&train(&dir).set("valid.patience", 0), 2, &["valid.patience must be at least 1"]);
     let at_once = "run.stop_min_lr = 1 is not below optim.lr = 0.005";
     assert_refused(&train(&dir).set("run.stop_min_lr", 1), 2, &[at_once]);
-    assert!(dir.contents().is_empty(), "a refused run left something");
+    assert!(dir.contents().is_empty(), "a refused run has left files");
 }
 
 #[test]
-fn a_missing_data_directory() {
+fn a_missing_data_directory_is_refused() {
     let dir = RunDir::new();
     assert_refused(&train(&dir).set("task.data", "/nowhere"), 2, &["there is no data directory /nowhere"]);
 }
 
 #[test]
-fn damaged_gzip() {
+fn a_damaged_gzip_file_is_refused() {
     let (dir, data) = (RunDir::new(), TempDir::new_in(scratch()).unwrap());
     data::write(data.path(), "t10k", &digits::draw(1, 20, 28).unwrap());
     data::write(data.path(), "train", &digits::draw(2, 20, 28).unwrap());
@@ -87,15 +92,15 @@ fn damaged_gzip() {
     let whole = fs::read(&path).unwrap();
     let mut changed = whole.clone();
     changed[whole.len() / 2] ^= 0xff;
-    let told = format!("{} is a damaged or truncated gzip file", path.display());
+    let message = format!("{} is a damaged or truncated gzip file", path.display());
     for damaged in [&whole[..whole.len() / 2], &changed] {
         fs::write(&path, damaged).unwrap();
-        assert_refused(&train(&dir).set("task.data", data.path().display()), 2, &[&told]);
+        assert_refused(&train(&dir).set("task.data", data.path().display()), 2, &[&message]);
     }
 }
 
 #[test]
-fn labels_of_other_images() {
+fn labels_that_do_not_match_the_images_are_refused() {
     let (dir, data) = (RunDir::new(), TempDir::new_in(scratch()).unwrap());
     data::write(data.path(), "t10k", &digits::draw(1, 20, 28).unwrap());
     let mut train_samples = digits::draw(2, 20, 28).unwrap();
@@ -106,18 +111,18 @@ fn labels_of_other_images() {
 }
 
 #[test]
-fn a_run_directory_that_cannot_be_written() {
+fn a_run_directory_that_cannot_be_written_is_refused() {
     let dir = RunDir::new();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
     for path in [file.join("run"), "/proc/hetseq".into()] {
-        let told = format!("opening the run directory {} (set run.dir to one that can be written)", path.display());
-        assert_refused(&Job::mnist("train", &path), 1, &[&told]);
+        let message = format!("opening the run directory {} (set run.dir to one that can be written)", path.display());
+        assert_refused(&Job::mnist("train", &path), 1, &[&message]);
     }
 }
 
 #[test]
-fn a_run_directory_that_another_process_trains_in() {
+fn a_run_directory_in_use_is_refused() {
     let dir = RunDir::new();
     let mut first = train(&dir).start();
     first.wait_for_update(&dir, 1);
@@ -126,13 +131,13 @@ fn a_run_directory_that_another_process_trains_in() {
 }
 
 #[test]
-fn a_weight_that_would_not_count() {
+fn a_weight_without_effect_is_refused() {
     let dir = RunDir::new();
-    assert_refused(&train(&dir).arg("--weight").arg("2"), 2, &["--weight only counts with batch.split"]);
+    assert_refused(&train(&dir).arg("--weight").arg("2"), 2, &["--weight needs batch.split"]);
 }
 
 #[test]
-fn a_checkpoint_that_is_not_there() {
+fn a_missing_checkpoint_is_refused() {
     let dir = RunDir::new();
     assert_refused(
         &train(&dir).arg("--resume").arg("nope"),
@@ -143,7 +148,7 @@ fn a_checkpoint_that_is_not_there() {
 }
 
 #[test]
-fn a_secret_that_can_be_guessed() {
+fn a_weak_secret_is_refused() {
     let dir = RunDir::new();
     assert_refused(&train(&dir).env_on(0, "HETSEQ_SECRET", ""), 2, &["HETSEQ_SECRET is set but empty"]);
     let words = ["HETSEQ_SECRET has 9 characters and needs at least 16", "openssl rand -hex 16"];
@@ -151,7 +156,7 @@ fn a_secret_that_can_be_guessed() {
 }
 
 #[test]
-fn a_rank_with_another_config() {
+fn a_rank_with_another_config_is_refused() {
     let dir = RunDir::new();
     let ended = train(&dir).ranks(3).set_on(2, "optim.lr", "0.004").start().wait(SOON);
     for (rank, parts) in [
@@ -159,16 +164,16 @@ fn a_rank_with_another_config() {
         (1, ["optim.lr: 0.005 on rank 0", "0.004 on rank 2"]),
         (2, ["optim.lr: 0.004 here, 0.005 on rank 0", "same configuration"]),
     ] {
-        assert_said(&ended[rank], 2, &parts);
+        assert_failed(&ended[rank], 2, &parts);
     }
-    assert!(dir.contents().is_empty(), "a refused run left something");
+    assert!(dir.contents().is_empty(), "a refused run has left files");
 }
 
 #[test]
-fn a_rank_with_another_build() {
+fn a_rank_with_another_build_is_refused() {
     let version = Job::new(["--version"]).succeed();
     let build = version.split_once("build ").unwrap().1.trim_end_matches(")\n");
-    // The same program but for the name of its build. Half of the name, because compilers cut
+    // The same program with another build name. Only half of the name, because compilers split
     // strings into words.
     let mut program = fs::read(env!("CARGO_BIN_EXE_hetseq")).unwrap();
     let places: Vec<usize> = program
@@ -192,35 +197,35 @@ fn a_rank_with_another_build() {
     let ended = cluster.wait(SOON);
     let theirs = format!("deadbeef{}", &build[8..]);
     let advice = "install the same build of hetseq on all machines";
-    assert_said(&ended[0], 2, &[&format!("build: {build} here, {theirs} on rank 1 ("), advice]);
-    assert_said(&ended[1], 2, &[&format!("build: {theirs} here, {build} on rank 0 ("), advice]);
+    assert_failed(&ended[0], 2, &[&format!("build: {build} here, {theirs} on rank 1 ("), advice]);
+    assert_failed(&ended[1], 2, &[&format!("build: {theirs} here, {build} on rank 0 ("), advice]);
 }
 
 #[test]
-fn a_rank_that_never_comes() {
+fn a_rank_that_never_joins_is_reported() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(3).set("comm.join_s", 2);
     let mut cluster = Cluster::new();
     job.start_rank(0, &mut cluster);
     job.start_rank(1, &mut cluster);
     for ended in cluster.wait(SOON) {
-        assert_said(&ended, 1, &["rank 2 of 3 did not come to", "within 2 s"]);
+        assert_failed(&ended, 1, &["rank 2 of 3 did not join at", "within 2 s"]);
     }
     let mut cluster = Cluster::new();
     job.start_rank(2, &mut cluster);
-    assert_said(&cluster.wait(SOON)[0], 1, &["cannot reach rank 0 at", "within 2 s"]);
-    assert!(dir.contents().is_empty(), "a run that did not begin left something");
+    assert_failed(&cluster.wait(SOON)[0], 1, &["cannot reach rank 0 at", "within 2 s"]);
+    assert!(dir.contents().is_empty(), "a run that did not start has left files");
 }
 
 #[test]
-fn of_two_rank_0_one_gets_the_address_and_the_run() {
+fn only_one_of_two_processes_with_rank_0_gets_the_address() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(2).set("run.max_updates", 2);
     let mut cluster = Cluster::new();
     job.start_rank(0, &mut cluster);
     job.start_rank(0, &mut cluster);
     let (second, ended) = cluster.wait_for(1, SOON).remove(0);
-    assert_said(&ended, 1, &["is already in use", "another rank 0"]);
+    assert_failed(&ended, 1, &["is already in use", "another rank 0"]);
     job.start_rank(1, &mut cluster);
     let mut ended = cluster.wait(SOON);
     ended.remove(second);
@@ -229,21 +234,21 @@ fn of_two_rank_0_one_gets_the_address_and_the_run() {
 }
 
 #[test]
-fn a_wrong_secret() {
+fn a_wrong_secret_is_refused() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(2).set("comm.join_s", 2).set("run.max_updates", 1);
     for (secrets, reason) in [
         (["hunter2-hunter2-2", "swordfish-swordfish"], "the shared secrets differ"),
-        (["hunter2-hunter2-2", ""], "HETSEQ_SECRET is set on the rank it came to but not on the newcomer"),
-        (["", "swordfish-swordfish"], "HETSEQ_SECRET is set on the newcomer but not on the rank it came to"),
+        (["hunter2-hunter2-2", ""], "HETSEQ_SECRET is set on the rank it connects to but not on the connecting rank"),
+        (["", "swordfish-swordfish"], "HETSEQ_SECRET is set on the connecting rank but not on the rank it connects to"),
     ] {
         let set = |job: Job, rank: usize| match secrets[rank] {
             "" => job,
             secret => job.env_on(rank, "HETSEQ_SECRET", secret),
         };
         let ended = set(set(job.clone(), 0), 1).start().wait(SOON);
-        assert_said(&ended[0], 1, &["rank 1 of 2 did not come", "Turned away meanwhile", reason]);
-        assert_said(&ended[1], 1, &["refused this rank", reason]);
+        assert_failed(&ended[0], 1, &["rank 1 of 2 did not join", "Rejected while waiting", reason]);
+        assert_failed(&ended[1], 1, &["rejected this rank", reason]);
         assert!(ended.iter().all(|rank| !rank.stderr.contains("hunter2") && !rank.stderr.contains("swordfish")));
     }
     let job = job.env_on(0, "HETSEQ_SECRET", "hunter2-hunter2-2").env_on(1, "HETSEQ_SECRET", "hunter2-hunter2-2");
@@ -251,23 +256,23 @@ fn a_wrong_secret() {
 }
 
 #[test]
-fn a_rank_that_does_not_see_the_run_directory() {
+fn a_rank_that_does_not_share_the_run_directory_is_refused() {
     let (dir, elsewhere) = (RunDir::new(), RunDir::new());
     let job = train(&dir).ranks(2).set("comm.join_s", 2).set("run.max_updates", 1);
     let job = job.set_on(1, "run.dir", &elsewhere.path().display().to_string());
     let ended = job.start().wait(SOON);
-    let advice = "set HETSEQ_SECRET to the same on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16)";
-    assert_said(&ended[0], 1, &["rank 1 of 2 did not come", "does not see the file with this run's secret", advice]);
+    let advice = "set HETSEQ_SECRET to the same value on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16)";
+    assert_failed(&ended[0], 1, &["rank 1 of 2 did not join", "does not see the file with this run's secret", advice]);
     let path = elsewhere.path().join(".secret-").display().to_string();
-    assert_said(&ended[1], 1, &[&path, "it is not there", advice]);
-    assert!(dir.contents().is_empty() && elsewhere.contents().is_empty(), "a run that did not begin left something");
-    // As it says.
+    assert_failed(&ended[1], 1, &[&path, "it does not exist", advice]);
+    assert!(dir.contents().is_empty() && elsewhere.contents().is_empty(), "a run that did not start has left files");
+    // The advice in the message works.
     job.env_on(0, "HETSEQ_SECRET", "hunter2-hunter2-2").env_on(1, "HETSEQ_SECRET", "hunter2-hunter2-2").succeed();
-    assert!(elsewhere.contents().is_empty(), "rank 1 left something");
+    assert!(elsewhere.contents().is_empty(), "rank 1 has left files");
 }
 
 #[test]
-fn a_rank_killed_in_mid_run_is_named_by_the_others() {
+fn the_other_ranks_name_a_killed_rank() {
     let dir = RunDir::new();
     let mut cluster = train(&dir).ranks(3).start();
     cluster.wait_for_update(&dir, 3);
@@ -275,18 +280,18 @@ fn a_rank_killed_in_mid_run_is_named_by_the_others() {
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended), [Some(1), Some(1), None], "{ended:#?}");
     for rank in &ended[..2] {
-        assert_said(rank, 1, &["rank 2 (", "update ", "resume from the last checkpoint"]);
+        assert_failed(rank, 1, &["rank 2 (", "update ", "resume from the last checkpoint"]);
     }
 }
 
 #[test]
-fn a_rank_that_falls_silent_is_named_by_the_others() {
+fn the_other_ranks_name_a_silent_rank() {
     let dir = RunDir::new();
     let mut cluster = train(&dir).ranks(3).set("comm.silence_s", 3).start();
     cluster.wait_for_update(&dir, 3);
     cluster.signal(1, "STOP");
     for (rank, ended) in cluster.wait_for(2, SOON) {
         assert_ne!(rank, 1);
-        assert_said(&ended, 1, &["rank 1 (", "sent nothing for ", "resume from the last checkpoint"]);
+        assert_failed(&ended, 1, &["rank 1 (", "sent nothing for ", "resume from the last checkpoint"]);
     }
 }

@@ -1,5 +1,5 @@
-//! A run goes on where it stood, whatever ended it and however many ranks it goes on with; what would mean something
-//! else is refused, and nothing is overwritten.
+//! A run resumes where it stopped, whatever ended it and with any number of ranks. Incompatible
+//! changes are refused, and nothing is overwritten.
 
 use fs_err as fs;
 
@@ -8,10 +8,10 @@ use crate::reference::{Reference, shipped};
 use crate::run_dir::RunDir;
 
 #[test]
-fn after_kill_9_of_three_ranks_two_go_on() {
+fn two_ranks_resume_a_run_of_three_killed_ranks() {
     let dir = RunDir::new();
     let job = |updates| shipped(&dir, updates).set("checkpoint.every", "5 updates");
-    // Slower than it need be, so that the kill comes before the next checkpoint.
+    // Slowed down, so that the kill comes before the next checkpoint.
     let mut cluster = job(40).ranks(3).set("emulate.slowdown", "[15, 15, 15]").start();
     cluster.wait_for_update(&dir, 17);
     cluster.kill();
@@ -25,14 +25,14 @@ fn after_kill_9_of_three_ranks_two_go_on() {
 }
 
 #[test]
-fn never_moves_the_earlier_run_aside() {
+fn resume_never_moves_the_previous_run_aside() {
     let dir = RunDir::new();
     shipped(&dir, 4).succeed();
     let metrics = fs::read(dir.path().join("metrics.jsonl")).unwrap();
     shipped(&dir, 3).arg("--resume").arg("never").succeed();
     assert_eq!(dir.starts(), [(1, 0)]);
     assert_eq!(dir.checkpoints(), ["step-3"]);
-    Reference::shipped().assert_losses(&dir, 3, "started anew");
+    Reference::shipped().assert_losses(&dir, 3, "started over");
     let before = dir.path().join("before-1");
     assert_eq!(fs::read(before.join("metrics.jsonl")).unwrap(), metrics);
     assert!(before.join("checkpoints/step-4/model.safetensors").is_file());
@@ -59,7 +59,7 @@ fn another_batch_needs_a_reset_of_the_data() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_named_and_left_alone() {
+fn a_damaged_checkpoint_is_reported_and_not_changed() {
     let dir = RunDir::new();
     shipped(&dir, 2).succeed();
     for file in ["model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"] {
@@ -67,7 +67,7 @@ fn a_damaged_checkpoint_is_named_and_left_alone() {
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         let damaged = dir.contents();
-        // The other rank has to learn of it.
+        // Both ranks must report it.
         let ended = shipped(&dir, 4).ranks(2).run();
         assert_eq!(codes(&ended), [Some(1), Some(1)], "{ended:#?}");
         for rank in ended {
@@ -103,7 +103,7 @@ fn the_newest_and_the_best_are_kept_and_linked() {
 }
 
 #[test]
-fn going_back_to_an_earlier_checkpoint_leaves_the_abandoned_branch_aside() {
+fn a_resume_from_an_earlier_checkpoint_moves_later_ones_aside() {
     let dir = RunDir::new();
     let job = |updates| shipped(&dir, updates).set("checkpoint.every", "2 updates");
     job(8).succeed();
@@ -112,17 +112,17 @@ fn going_back_to_an_earlier_checkpoint_leaves_the_abandoned_branch_aside() {
     assert_eq!(dir.link("last"), "step-5");
     let abandoned = dir.path().join("before-1/checkpoints");
     assert!(abandoned.join("step-6/model.safetensors").is_file() && abandoned.join("step-8").is_dir());
-    // And on from there: the run's directory stands for its newest checkpoint.
+    // A run directory as the path means its newest checkpoint.
     job(7).arg("--resume").arg(dir.path()).succeed();
     assert_eq!(dir.starts(), [(1, 0), (1, 4), (1, 5)]);
     assert!(dir.losses().keys().copied().eq(1..=7));
-    Reference::shipped().assert_losses(&dir, 7, "gone back to update 4");
+    Reference::shipped().assert_losses(&dir, 7, "resumed from update 4");
 }
 
 #[test]
-fn a_run_directory_goes_on_from_anywhere() {
+fn a_run_resumes_from_any_working_directory() {
     let (dir, elsewhere) = (RunDir::new(), RunDir::new());
-    // Relative paths, as people type them.
+    // Relative paths, as users write them.
     let data = crate::data::digits();
     let job = Job::new(["train", MNIST]).in_dir(dir.path()).set("run.devices", "cpu:1").set("run.max_updates", 3);
     fs_err::os::unix::fs::symlink(data, dir.path().join("digits")).unwrap();
@@ -131,27 +131,28 @@ fn a_run_directory_goes_on_from_anywhere() {
     job.succeed();
     assert_eq!(dir.starts(), [(1, 0), (1, 3)]);
     assert!(elsewhere.contents().is_empty());
-    Reference::shipped().assert_losses(&dir, 5, "gone on from another directory");
+    Reference::shipped().assert_losses(&dir, 5, "resumed in another directory");
 }
 
 #[test]
-fn what_is_reset_is_for_rank_0_to_say() {
+fn only_rank_0_decides_what_to_reset() {
     let dir = RunDir::new();
     shipped(&dir, 4).succeed();
-    // Ranks compare checksums at every update.
+    // Ranks compare checksums after every update.
     shipped(&dir, 8).ranks(2).arg_on(1, "--reset").arg_on(1, "optimizer").succeed();
-    Reference::shipped().assert_losses(&dir, 8, "reset asked for on rank 1 only");
+    Reference::shipped().assert_losses(&dir, 8, "reset only on rank 1");
     shipped(&dir, 12).ranks(2).arg_on(0, "--reset").arg_on(0, "optimizer").succeed();
     assert_eq!(dir.end(), (12, "finished".to_owned()));
 }
 
 #[test]
-fn a_start_that_is_refused_late_has_moved_nothing() {
+fn a_start_that_is_refused_late_moves_nothing() {
     let dir = RunDir::new();
     let job = |updates| shipped(&dir, updates).set("optim.name", "sgd").set("checkpoint.every", "2 updates");
     job(6).set("optim.momentum", 0.9).succeed();
     let before = dir.contents();
-    // Without momentum there is no place for the moments of the checkpoint, which only the optimizer knows.
+    // Without momentum the moments of the checkpoint do not fit. Only the optimizer can detect
+    // that.
     let back = job(8).set("optim.momentum", 0).arg("--resume").arg(dir.checkpoint("step-2"));
     let refused = back.run().remove(0);
     assert_eq!(refused.code(), Some(2), "{refused:?}");

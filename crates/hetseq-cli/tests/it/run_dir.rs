@@ -1,4 +1,4 @@
-//! What a run left in its directory: events, losses, gradients, audits, checkpoints.
+//! Reads a run directory: events, losses, gradients, audits, checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::data::scratch;
 
-/// Gone when dropped.
+/// A temporary run directory, removed on drop.
 pub(crate) struct RunDir(TempDir);
 
 impl RunDir {
@@ -22,19 +22,19 @@ impl RunDir {
         self.0.path()
     }
 
-    /// A line that is still being written is left out.
+    /// All events. A line that is still being written is skipped.
     pub(crate) fn events(&self) -> Vec<Event> {
         let text = fs::read_to_string(self.path().join("metrics.jsonl")).unwrap_or_default();
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         whole.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
     }
 
-    /// The loss of each update; each must be there once.
+    /// The loss of each update. Each update must occur once.
     pub(crate) fn losses(&self) -> BTreeMap<u64, f64> {
         let mut losses = BTreeMap::new();
         for event in self.events() {
             if let Event::Update { update, loss, .. } = event {
-                assert_eq!(losses.insert(update, loss), None, "update {update} is there twice");
+                assert_eq!(losses.insert(update, loss), None, "update {update} occurs twice");
             }
         }
         losses
@@ -58,7 +58,7 @@ impl RunDir {
         self.events().into_iter().filter_map(rate).collect()
     }
 
-    /// (update, key of the config) of each early end.
+    /// (update, config key) of each early stop.
     pub(crate) fn early_stops(&self) -> Vec<(u64, String)> {
         let early = |event| match event {
             Event::EarlyStop { update, rule, .. } => Some((update, rule)),
@@ -67,7 +67,8 @@ impl RunDir {
         self.events().into_iter().filter_map(early).collect()
     }
 
-    /// (key, was, is) of what the last process group did otherwise than the checkpoint it began from.
+    /// (key, old value, new value) of the settings in which the last process group differed from
+    /// its checkpoint.
     pub(crate) fn changed(&self) -> Vec<(String, String, String)> {
         let changed = |event| match event {
             Event::Start { changed, .. } => Some(changed),
@@ -78,7 +79,7 @@ impl RunDir {
         last.into_iter().map(|change| (change.key, text(change.was), text(change.is))).collect()
     }
 
-    /// The validation after `update`: loss and accuracy.
+    /// Loss and accuracy of the validation after each update.
     pub(crate) fn validations(&self) -> BTreeMap<u64, (f64, f64)> {
         let valid = |event| match event {
             Event::Valid { update, loss, metrics, .. } => Some((update, (loss, metrics["accuracy"]))),
@@ -87,7 +88,7 @@ impl RunDir {
         self.events().into_iter().filter_map(valid).collect()
     }
 
-    /// (ranks, update resumed at) of each process group that worked here.
+    /// (ranks, update resumed at) of each process group.
     pub(crate) fn starts(&self) -> Vec<(usize, u64)> {
         let start = |event| match event {
             Event::Start { world, resumed_at, .. } => Some((world, resumed_at)),
@@ -104,7 +105,7 @@ impl RunDir {
         }
     }
 
-    /// What was warned of.
+    /// The messages of all warnings.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let warning = |event| match event {
             Event::Warning { message } => Some(message),
@@ -113,7 +114,7 @@ impl RunDir {
         self.events().into_iter().filter_map(warning).collect()
     }
 
-    /// The updates of the checkpoints that were told of.
+    /// The updates of all checkpoint events.
     pub(crate) fn saved(&self) -> Vec<u64> {
         let saved = |event| match event {
             Event::Checkpoint { update, .. } => Some(update),
@@ -131,7 +132,7 @@ impl RunDir {
         file.tensors().into_iter().map(|(name, tensor)| (name, values(tensor.data()))).collect()
     }
 
-    /// What a rank computed: (update, epoch, samples).
+    /// (update, epoch, samples) that a rank computed.
     pub(crate) fn audit(&self, rank: usize) -> Vec<(u64, u64, Vec<u32>)> {
         let text = fs::read_to_string(self.path().join(format!("audit-rank-{rank}.jsonl"))).unwrap();
         let entry = |line: &str| {
@@ -146,7 +147,7 @@ impl RunDir {
         self.path().join("checkpoints").join(name)
     }
 
-    /// Names in `checkpoints`, sorted, without the links.
+    /// Names of the checkpoint directories, sorted, without the links.
     pub(crate) fn checkpoints(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path().join("checkpoints")).unwrap().map(Result::unwrap);
         let directories = entries.filter(|entry| entry.file_type().unwrap().is_dir());
@@ -155,12 +156,12 @@ impl RunDir {
         names
     }
 
-    /// Where the link `last` or `best` leads.
+    /// The target of the link `last` or `best`.
     pub(crate) fn link(&self, name: &str) -> String {
         fs::read_link(self.checkpoint(name)).unwrap().into_os_string().into_string().unwrap()
     }
 
-    /// Every file and link with what is in it.
+    /// Every file with its content, and every link with its target.
     pub(crate) fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut contents = BTreeMap::new();
         let mut dirs = vec![self.path().to_owned()];

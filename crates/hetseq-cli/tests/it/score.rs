@@ -1,4 +1,4 @@
-//! `hetseq score` prints what sacrebleu prints. The numbers themselves are held against it in hetseq-metrics.
+//! `hetseq score` prints like sacrebleu. hetseq-metrics tests the numbers themselves against it.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::cluster::{Ended, Job};
 use crate::data::scratch;
 
-/// Files of lines, gone when dropped.
+/// A directory of text files, removed on drop.
 struct Files(TempDir);
 
 impl Files {
@@ -37,7 +37,7 @@ fn translations() -> Files {
 }
 
 #[test]
-fn it_prints_what_sacrebleu_prints() {
+fn the_output_is_that_of_sacrebleu() {
     let files = translations();
     // sacrebleu ref -i out -f text
     let bleu = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0 = 49.6 \
@@ -54,39 +54,39 @@ fn it_prints_what_sacrebleu_prints() {
 }
 
 #[test]
-fn scripts_get_json() {
+fn json_is_printed() {
     let files = translations();
-    let told = files.score("out ref --json --metrics bleu,chrf,chrf++").succeed();
-    let objects: Vec<serde_json::Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let output = files.score("out ref --json --metrics bleu,chrf,chrf++").succeed();
+    let objects: Vec<serde_json::Value> = output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let names: Vec<&str> = objects.iter().map(|object| object["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["BLEU", "chrF2", "chrF2++"]);
     assert_eq!((&objects[0]["hyp_len"], &objects[0]["lines"]), (&15.into(), &3.into()));
-    assert!(objects[0]["precisions"][3].as_f64().unwrap() > 22.2, "{told}");
-    assert!(objects[1].get("precisions").is_none() && objects[1]["score"].as_f64().unwrap() > 50.0, "{told}");
+    assert!(objects[0]["precisions"][3].as_f64().unwrap() > 22.2, "{output}");
+    assert!(objects[1].get("precisions").is_none() && objects[1]["score"].as_f64().unwrap() > 50.0, "{output}");
     assert_eq!(objects[2]["signature"], "nrefs:1|case:mixed|eff:yes|nc:6|nw:2|space:no|version:2.6.0");
 }
 
 #[test]
-fn packed_files_and_standard_input_are_read() {
+fn compressed_files_and_standard_input_are_read() {
     let files = translations();
     let expected = files.score("out ref").succeed();
-    let packed = std::process::Command::new("gzip").arg(files.path("ref")).status();
-    assert!(packed.unwrap().success());
+    let compressed = std::process::Command::new("gzip").arg(files.path("ref")).status();
+    assert!(compressed.unwrap().success());
     assert_eq!(files.score("out ref.gz").succeed(), expected);
     let piped = files.score("- ref.gz").under(&["/bin/sh", "-c", "exec \"$0\" \"$@\" < out"]);
     assert_eq!(piped.succeed(), expected);
 }
 
 #[test]
-fn lines_that_were_taken_apart_are_noticed() {
+fn tokenized_lines_are_reported() {
     let files = Files::new(&[("out", &"a b .\n".repeat(100)), ("ref", &"a b.\n".repeat(100))]);
     let Ended { stderr, stdout, .. } = files.score("out ref").run().remove(0);
-    assert!(stderr.contains("taken apart into tokens") && stdout.starts_with("BLEU|"), "{stderr}{stdout}");
+    assert!(stderr.contains("seems to be tokenized") && stdout.starts_with("BLEU|"), "{stderr}{stdout}");
     assert_eq!(files.score("out ref --tokenize none").run()[0].stderr, "");
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused() {
+fn invalid_files_and_flags_are_refused() {
     let files = translations();
     fs::write(files.path("latin1"), b"a\nb\xe4\nc\n").unwrap();
     fs::write(files.path("zero"), b"a\n\0\nc\n").unwrap();

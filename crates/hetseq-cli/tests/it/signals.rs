@@ -1,5 +1,5 @@
-//! A signal on any rank ends the run on all ranks after the same update, saved, with exit code 75. More signals do not
-//! change that, unless Ctrl-C is pressed again on purpose.
+//! A signal on any rank stops all ranks after the same update, with a checkpoint and exit code 75.
+//! More signals do not change that, except a second Ctrl-C after a while.
 
 use std::io::pipe;
 use std::thread::sleep;
@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(30);
 fn sigterm_to_one_rank_stops_three_and_they_resume() {
     let dir = RunDir::new();
     let job = shipped(&dir, 40).ranks(3).set("debug.audit", true);
-    // Slower than it need be, so that the signal comes long before the end.
+    // Slowed down, so that the signal comes long before the end.
     let mut cluster = job.clone().set("emulate.slowdown", "[15, 15, 15]").start();
     cluster.wait_for_update(&dir, 5);
     cluster.signal(1, "TERM");
@@ -35,7 +35,8 @@ fn sigterm_to_one_rank_stops_three_and_they_resume() {
     Reference::shipped().assert_losses(&dir, 40, "stopped by SIGTERM, resumed");
 }
 
-/// Updates that take about a second and nothing to measure before them, so that signals arrive within one.
+/// Updates take about a second and nothing is measured before them, so that the signals arrive
+/// within one update.
 fn slow(dir: &RunDir) -> Job {
     shipped(dir, 150).set("emulate.slowdown", "[40]").set("batch.probe_s", 0)
 }
@@ -49,7 +50,7 @@ fn assert_saved(dir: &RunDir, ended: &[Ended], signals: &str) {
 }
 
 #[test]
-fn every_signal_saves_and_repeats_are_ignored() {
+fn every_signal_saves_and_repeated_signals_are_ignored() {
     let pause = Duration::from_millis(100);
     for signals in [&["TERM", "TERM"][..], &["USR1", "TERM"], &["HUP"], &["INT", "INT"], &["USR1"]] {
         let dir = RunDir::new();
@@ -66,12 +67,12 @@ fn every_signal_saves_and_repeats_are_ignored() {
 }
 
 #[test]
-fn ctrl_c_again_after_a_while_quits() {
+fn a_second_ctrl_c_after_a_while_quits() {
     let dir = RunDir::new();
     let mut cluster = slow(&dir).set("emulate.slowdown", "[400]").start();
     cluster.wait_for_update(&dir, 1);
     cluster.signal(0, "INT");
-    cluster.wait_for_words("Press Ctrl-C again after 2 s to quit without saving");
+    cluster.wait_for_message("Press Ctrl-C again after 2 s to quit without saving");
     sleep(Duration::from_millis(2200));
     cluster.signal(0, "INT");
     let ended = cluster.wait(SOON);
@@ -93,10 +94,10 @@ fn nohup_is_respected() {
 }
 
 #[test]
-fn a_terminal_that_is_gone_does_not_keep_a_run_from_saving() {
+fn a_run_saves_after_its_terminal_has_closed() {
     let dir = RunDir::new();
     let (reader, writer) = pipe().unwrap();
-    let mut cluster = slow(&dir).start_unread(writer);
+    let mut cluster = slow(&dir).start_with_stderr(writer);
     cluster.wait_for_update(&dir, 1);
     drop(reader);
     cluster.signal(0, "HUP");
@@ -104,17 +105,17 @@ fn a_terminal_that_is_gone_does_not_keep_a_run_from_saving() {
 }
 
 #[test]
-fn a_stop_while_devices_are_measured_leaves_a_checkpoint_to_resume_from() {
+fn a_run_stopped_while_it_measures_devices_can_resume() {
     let dir = RunDir::new();
     let job = shipped(&dir, 20);
     let mut cluster = job.clone().set("emulate.slowdown", "[10]").start();
-    cluster.wait_for_words("measuring what the devices can do");
+    cluster.wait_for_message("measuring what the devices can do");
     cluster.signal(0, "TERM");
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended), [Some(75)], "{ended:#?}");
     let (last, outcome) = dir.end();
     assert_eq!((dir.link("last"), outcome.as_str()), (format!("step-{last}"), "stopped"));
-    assert!(!dir.path().join("probe.json").exists(), "a measurement that was cut short is not kept");
+    assert!(!dir.path().join("probe.json").exists(), "an incomplete measurement was kept");
     job.succeed();
     assert_eq!(dir.starts(), [(1, 0), (1, last)]);
     Reference::shipped().assert_losses(&dir, 20, "stopped while devices were measured");

@@ -10,7 +10,7 @@ use crate::run_dir::RunDir;
 
 const MIXED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/profiles/mixed-8.json");
 
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 23] = [
     "",
     "train",
     "eval",
@@ -18,6 +18,7 @@ const COMMANDS: [&str; 22] = [
     "generate",
     "average",
     "score",
+    "migrate",
     "demo",
     "devices",
     "plan",
@@ -107,7 +108,7 @@ fn help() {
 #[test]
 fn config_keys() {
     let dir = RunDir::new();
-    let tasks = ["images", "bert-pretrain", "translation", "masked-words"];
+    let tasks = ["images", "bert-pretrain", "translation", "synthetic-bert"];
     let sections = ["run", "batch", "optim", "optim.schedule", "valid", "checkpoint", "comm", "emulate", "debug"];
     let mut text = String::new();
     let mut keys_of = |title: String, job: Job| {

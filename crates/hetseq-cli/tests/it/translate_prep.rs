@@ -1,4 +1,4 @@
-//! `hetseq prep translate` as it is typed, and `prep verify` of what it wrote.
+//! `hetseq prep translate`, and `prep verify` of its output.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::data::scratch;
 const TRAIN: usize = 400;
 const VALID: usize = 30;
 
-/// A new directory with parallel text in it.
-fn place(name: &str) -> PathBuf {
+/// A new directory with parallel text.
+fn text_dir(name: &str) -> PathBuf {
     let dir = scratch().join(name);
     fs::create_dir_all(&dir).unwrap();
     for (split, lines) in [("train", TRAIN), ("val", VALID)] {
@@ -41,7 +41,7 @@ fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// What a directory holds: names and bytes.
+/// The names and contents of all files in a directory.
 fn content(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     files.map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap())).collect()
@@ -49,12 +49,12 @@ fn content(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn parallel_text_becomes_a_corpus_that_can_be_checked() {
-    let dir = place("translate-prep");
-    let told = prep(&dir, "out", &["--source-lang", "en", "--target-lang", "de"]).succeed();
+    let dir = text_dir("translate-prep");
+    let output = prep(&dir, "out", &["--source-lang", "en", "--target-lang", "de"]).succeed();
     for part in
         ["read", "kept", "400", "30", "valid  de", "per word", "200 tokens in the vocabulary of both sides, 2 shards"]
     {
-        assert!(told.contains(part), "{part} is not in\n{told}");
+        assert!(output.contains(part), "{part} is not in\n{output}");
     }
     let first = content(&dir.join("out"));
     let names: Vec<&str> = first.keys().map(String::as_str).collect();
@@ -67,20 +67,20 @@ fn parallel_text_becomes_a_corpus_that_can_be_checked() {
         "valid-00001.txt",
     ];
     assert_eq!(names, expected);
-    assert_eq!(first["valid-00001.txt"], fs::read(dir.join("val.de")).unwrap(), "the references are the lines");
+    assert_eq!(first["valid-00001.txt"], fs::read(dir.join("val.de")).unwrap(), "the references are the target lines");
 
     let again = json(&prep(&dir, "out", &["--source-lang", "en", "--target-lang", "de", "--json"]).succeed());
     assert_eq!((again["was_there"].as_bool(), again["train"]["pairs"].as_u64()), (Some(true), Some(400)));
-    assert!(content(&dir.join("out")) == first, "nothing was touched");
+    assert!(content(&dir.join("out")) == first, "files have changed");
     prep(&dir, "other", &["--source-lang", "en", "--target-lang", "de"]).succeed();
-    assert!(content(&dir.join("other")) == first, "the same input gives the same bytes");
+    assert!(content(&dir.join("other")) == first, "the same input gave other bytes");
 
     let out = dir.join("out").display().to_string();
     let checked = json(&Job::new(["prep", "verify", &out, "--json"]).succeed());
     assert_eq!((checked["train"]["kind"].as_str(), checked["train"]["pairs"].as_u64()), (Some("pairs"), Some(400)));
     assert_eq!(checked["train"]["source_tokens"], again["train"]["source"]["tokens"]);
-    let told = Job::new(["prep", "verify", &out]).succeed();
-    assert!(told.contains("valid: pairs, whole: 30 with"), "{told}");
+    let output = Job::new(["prep", "verify", &out]).succeed();
+    assert!(output.contains("valid: pairs, intact: 30 with"), "{output}");
 
     let shard = dir.join("out/train-00000.tokens");
     let mut bytes = fs::read(&shard).unwrap();
@@ -93,13 +93,13 @@ fn parallel_text_becomes_a_corpus_that_can_be_checked() {
 
 #[test]
 fn two_unigram_vocabularies_and_a_given_one() {
-    let dir = place("translate-prep-two");
+    let dir = text_dir("translate-prep-two");
     let two = json(&prep(&dir, "two", &["--model", "unigram", "--separate", "--json"]).succeed());
     assert_eq!(two["joint"], false);
     let tokenizer = dir.join("two").display().to_string();
     let path = |name: &str| dir.join(name).display().to_string();
     let mut args = ["prep", "translate", "--json", "--tokenizer", &tokenizer].map(str::to_owned).to_vec();
-    // Several files of a side in one flag, and nothing held out.
+    // Several files per flag, and no validation files.
     for (flag, files) in [("--source", ["train.en", "val.en"]), ("--target", ["train.de", "val.de"])] {
         args.push(flag.to_owned());
         args.extend(files.map(path));
@@ -110,13 +110,13 @@ fn two_unigram_vocabularies_and_a_given_one() {
     assert_eq!(given["source_vocabulary"], two["source_vocabulary"]);
     let (two, given) = (content(&dir.join("two")), content(&dir.join("given")));
     assert!(two["source_tokenizer.json"] == given["source_tokenizer.json"]);
-    let told = Job::new(["prep", "verify", &path("given")]).succeed();
-    assert!(told.contains("train: pairs, whole: 430") && !told.contains("valid"), "{told}");
+    let output = Job::new(["prep", "verify", &path("given")]).succeed();
+    assert!(output.contains("train: pairs, intact: 430") && !output.contains("valid"), "{output}");
 }
 
 #[test]
-fn what_does_not_fit_is_dropped_and_counted() {
-    let dir = place("translate-prep-drops");
+fn pairs_outside_the_limits_are_dropped_and_counted() {
+    let dir = text_dir("translate-prep-drops");
     let add = |name: &str, lines: &str| {
         let text = fs::read_to_string(dir.join(name)).unwrap();
         fs::write(dir.join(name), text + lines).unwrap();
@@ -133,13 +133,13 @@ fn what_does_not_fit_is_dropped_and_counted() {
             "{reason}: {counts}"
         );
     }
-    let told = prep(&dir, "out", &["--min-length", "3"]).succeed();
-    assert!(told.contains("dropped: lengths too different") && told.contains("train.en, line 402"), "{told}");
+    let output = prep(&dir, "out", &["--min-length", "3"]).succeed();
+    assert!(output.contains("dropped: lengths too different") && output.contains("train.en, line 402"), "{output}");
 }
 
 #[test]
-fn what_is_wrong_is_named_with_file_and_line() {
-    let dir = place("translate-prep-wrong");
+fn invalid_input_is_reported_with_file_and_line() {
+    let dir = text_dir("translate-prep-wrong");
     let whole = fs::read(dir.join("train.de")).unwrap();
     let with = |bytes: &[u8]| [&whole[..], bytes].concat();
     let cases: [(&str, Vec<u8>, &[&str]); 6] = [
@@ -148,7 +148,7 @@ fn what_is_wrong_is_named_with_file_and_line() {
         ("train.de", with(b"K\xfcste\n"), &["train.de, line 401: it is not UTF-8"]),
         ("train.de", with(b"a\0b\n"), &["train.de, line 401: there is a zero byte"]),
         ("train.de", Vec::new(), &["train.de has no lines"]),
-        ("train.de", b"\n".repeat(TRAIN), &["no pair is left of 400", "400 a side is empty", "train.en, line 1"]),
+        ("train.de", b"\n".repeat(TRAIN), &["none of the 400 pairs", "400 a side is empty", "train.en, line 1"]),
     ];
     for (name, bytes, parts) in cases {
         let before = fs::read(dir.join(name)).unwrap();

@@ -1,5 +1,5 @@
-//! Translation, from two files of text to a score: it learns, any mix of workers computes what one device computes, and what
-//! comes out has a line for every line that went in.
+//! Translation, from two text files to a score: it learns, any mix of workers computes what one
+//! device computes, and the output has one line per input line.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use crate::run_dir::RunDir;
 const NOUNS: u64 = 12;
 const ADJECTIVES: u64 = 8;
 
-/// Sentences of a small language and what they are in another: words differ, adjectives go behind their nouns, and the
-/// sentence ends in a full stop without a space.
+/// Sentences of a small artificial language and their translations: all words differ, adjectives
+/// follow their nouns, and a sentence ends in a full stop without a space.
 fn pairs(seed: u64, count: u64) -> [String; 2] {
     let word = |stem: char, n: u64, ending: &str| format!("{stem}{}{ending}", char::from(b'a' + n as u8));
     let mut texts = [String::new(), String::new()];
@@ -34,7 +34,7 @@ fn pairs(seed: u64, count: u64) -> [String; 2] {
     texts
 }
 
-/// A directory with the text, what `hetseq prep translate` makes of it (`data`), and a config.
+/// A directory with the text, the output of `hetseq prep translate` (`data`) and a config.
 fn corpus() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -76,7 +76,7 @@ schedule = { kind = "inverse-sqrt", warmup_updates = 50 }
 every = "never"
 "#;
 
-/// `hetseq train` from the corpus's directory, with one device per rank.
+/// `hetseq train` in the directory of the corpus, with one device per rank.
 pub(crate) fn train(dir: &RunDir, updates: u64) -> Job {
     let job = Job::new(["train", "run.toml"]).in_dir(corpus());
     job.set("run.dir", dir.path().display()).set("run.max_updates", updates)
@@ -87,21 +87,21 @@ fn lines(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn from_text_to_a_score() {
+fn a_model_learns_to_translate() {
     let dir = RunDir::new();
     let job = train(&dir, 300).set("run.devices", "cpu:2").set("valid.every", "100 updates");
     job.set("checkpoint.every", "100 updates").set("checkpoint.best", "bleu").succeed();
-    // Words differ, and half of them swap places: who only copies has nothing right but the full stop.
-    let told = Job::new(["eval", "run.toml", "--json"]).in_dir(corpus()).ranks(2);
-    let told = told.set("run.dir", dir.path().display()).set("run.max_updates", 1).succeed();
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let value = |name: &str| told[name].as_f64().unwrap();
+    // All words differ and change their order: a copy of the source would only match the full stop.
+    let output = Job::new(["eval", "run.toml", "--json"]).in_dir(corpus()).ranks(2);
+    let output = output.set("run.dir", dir.path().display()).set("run.max_updates", 1).succeed();
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let value = |name: &str| output[name].as_f64().unwrap();
     eprintln!("BLEU {:.1}, perplexity {:.3}", value("bleu"), value("perplexity"));
-    assert!(value("bleu") > 90.0 && value("perplexity") < 1.5, "{told}");
-    // Smoothed labels cost something even to who knows everything.
-    assert!(value("loss") > value("perplexity").ln(), "{told}");
+    assert!(value("bleu") > 90.0 && value("perplexity") < 1.5, "{output}");
+    // With label smoothing even a perfect model has a loss.
+    assert!(value("loss") > value("perplexity").ln(), "{output}");
 
-    // The same text again, by the command: lines that have no words keep their places.
+    // Translates the test set with the command.
     let out = dir.path().join("test.out");
     let generate = || Job::new(["generate"]).arg(dir.path()).args(["--input", "test.src"]).in_dir(corpus());
     generate().arg("--output").arg(&out).succeed();
@@ -110,7 +110,7 @@ fn from_text_to_a_score() {
     let text = fs::read_to_string(&out).unwrap();
     assert_eq!(lines(&text).len(), 100);
     assert!(score.to_string().contains("tok:13a"), "{score}");
-    // On one device, greedily, and with few tokens at a time.
+    // Greedy search on one device with small batches.
     let greedy = generate().args(["--beam", "1", "--devices", "cpu:1", "--batch-tokens", "30"]).succeed();
     let same = lines(&greedy).iter().zip(lines(&text)).filter(|(a, b)| *a == b).count();
     assert!(same > 95, "{same} of 100 lines are the same");
@@ -120,7 +120,7 @@ fn from_text_to_a_score() {
 }
 
 #[test]
-fn lines_never_shift() {
+fn every_input_line_gives_one_output_line() {
     let dir = RunDir::new();
     train(&dir, 1).set("task.max_positions", 24).set("checkpoint.every", "1 updates").succeed();
     let long = "so tu ".repeat(40);
@@ -131,9 +131,9 @@ fn lines_never_shift() {
     assert_eq!(codes(&ended), [Some(0)], "{ended:#?}");
     assert_eq!(lines(&ended[0].stdout).len(), 5, "{ended:#?}");
     assert_eq!(lines(&ended[0].stdout)[1..3], ["", ""]);
-    let said = &ended[0].stderr;
-    assert!(said.contains("line 2 of") && said.contains("has no words") && said.contains("line 4 of"), "{said}");
-    assert!(said.contains("tokens were cut to the model's 24"), "{said}");
+    let stderr = &ended[0].stderr;
+    assert!(stderr.contains("line 2 of") && stderr.contains("has no words"), "{stderr}");
+    assert!(stderr.contains("line 4 of") && stderr.contains("tokens were cut to the model's 24"), "{stderr}");
     fs::write(&input, b"sao tau.\nsa\xff\n").unwrap();
     let ended = Job::new(["generate"]).arg(dir.path()).arg("--input").arg(&input).run();
     assert!(codes(&ended) == [Some(2)] && ended[0].stderr.contains("line 2"), "{ended:#?}");
@@ -160,25 +160,27 @@ fn any_mix_of_workers_computes_what_one_device_computes() {
     }
 }
 
-/// Tokens of the longest sentence of the corpus, on either side.
+/// Number of tokens of the longest sentence of the corpus, in either language.
 fn longest_sentence() -> u64 {
-    let told = fs::read(corpus().join("data/corpus.json")).unwrap();
-    let told: serde_json::Value = serde_json::from_slice(&told).unwrap();
-    let lengths = ["train", "valid"].map(|split| ["source", "target"].map(|side| told[split][side]["longest"].clone()));
+    let output = fs::read(corpus().join("data/corpus.json")).unwrap();
+    let output: serde_json::Value = serde_json::from_slice(&output).unwrap();
+    let lengths =
+        ["train", "valid"].map(|split| ["source", "target"].map(|side| output[split][side]["longest"].clone()));
     lengths.as_flattened().iter().map(|longest| longest.as_u64().unwrap()).max().unwrap()
 }
 
 #[test]
-fn learnt_positions_end_where_the_longest_sentence_does() {
+fn learned_positions_fit_the_longest_sentence_exactly() {
     let dir = RunDir::new();
     let job = train(&dir, 2).set("task.positions", "learnt").set("task.pad_to_multiple", 64);
     job.set("task.max_positions", longest_sentence()).set("task.bleu", false).succeed();
 }
 
 #[test]
-fn a_pair_that_no_device_can_take_is_refused_before_the_first_update() {
+fn a_pair_that_fits_no_device_is_refused_before_the_first_update() {
     let dir = RunDir::new();
-    // Enough for the first updates, which hold short pairs; a pair has the tokens of both its sentences.
+    // Enough for the first updates, which have short pairs. A pair counts the tokens of both
+    // sentences.
     let job = train(&dir, 50).set("batch.global", 1).set("batch.curriculum_epochs", 1);
     let ended = job.set("batch.max_tokens", longest_sentence()).run();
     assert!(codes(&ended) == [Some(2)] && ended[0].stderr.contains("fits no device"), "{ended:#?}");
@@ -186,7 +188,7 @@ fn a_pair_that_no_device_can_take_is_refused_before_the_first_update() {
 }
 
 #[test]
-fn validation_computes_sentences_longer_than_any_of_training() {
+fn validation_handles_sentences_longer_than_in_training() {
     let dir = RunDir::new();
     for (language, words) in [("src", "so tu "), ("tgt", "ku lem ")] {
         let short = format!("{words}.\n").repeat(60);
@@ -196,7 +198,7 @@ fn validation_computes_sentences_longer_than_any_of_training() {
     let job = Job::new(["prep", "translate", "--source", "train.src", "--target", "train.tgt", "--out", "data"]);
     let job = job.args(["--valid-source", "valid.src", "--valid-target", "valid.tgt", "--max-length", "500"]);
     job.args(["--vocab-size", "100"]).in_dir(dir.path()).succeed();
-    // What fits is measured with training samples: without a cap of the user's, and with one.
+    // The probe only measures training samples. Once without and once with a limit by the user.
     for (key, value) in [("batch.global", "1"), ("batch.max_tokens", "60")] {
         let run = RunDir::new();
         let job = train(&run, 2).set("task.data", dir.path().join("data").display()).set("task.bleu", false);
@@ -206,10 +208,10 @@ fn validation_computes_sentences_longer_than_any_of_training() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_settings_are_refused() {
     let dir = RunDir::new();
     for (key, value, expected) in [
-        ("task.model", "\"huge\"", "unknown value `huge`. Known here: tiny, small, iwslt, base, big"),
+        ("task.model", "\"huge\"", "unknown value `huge`. Possible values: tiny, small, iwslt, base, big"),
         ("task.heads", "5", "d_model = 64: must be divisible by encoder_attention_heads = 5"),
         ("task.label_smoothing", "1.0", "task.label_smoothing = 1 must be at least 0 and below 1"),
         ("task.bleu_beam", "65536", "task.bleu_beam = 65536 must be 1 to 1000"),

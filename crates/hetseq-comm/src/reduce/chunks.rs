@@ -1,16 +1,17 @@
-//! How a part of a vector is cut into frames. Pure; every rank cuts alike, because the sizes are not sent.
+//! The split of a part of a vector into frames. Pure; every rank splits alike, because the sizes
+//! are not sent.
 
 use std::ops::Range;
 
 use crate::frame::CHUNK_BYTES;
 
-/// Below this a frame costs more by its wake-ups than by its bytes.
+/// Below this size a frame costs more in wake-ups than in bytes.
 const SMALLEST_FLOATS: usize = (16 << 10) / 4;
 const LARGEST_FLOATS: usize = CHUNK_BYTES / 4;
-/// So many pieces of a part are enough for sending, adding and returning to overlap.
+/// Enough pieces per part for sending, adding and returning to overlap.
 const PIECES: usize = 4;
 
-/// The pieces of one part, all of the same size but the last.
+/// The pieces of one part, all of the same size except the last.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
     part: Range<usize>,
@@ -18,7 +19,7 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// For `part` of a vector of `len` values over `world` ranks.
+    /// The pieces of `part` of a vector of `len` values over `world` ranks.
     pub(super) fn of(part: Range<usize>, len: usize, world: usize) -> Chunks {
         let floats = (len / world.max(1) / PIECES).clamp(SMALLEST_FLOATS, LARGEST_FLOATS);
         Chunks { part, floats }

@@ -1,12 +1,15 @@
-//! Every part straight to its owner, who adds and sends the result straight to everybody.
+//! The direct algorithm: every part goes to its owner, which adds it and sends the result to all
+//! ranks.
 //!
-//! The owner adds in rank order, in f32, with its own contribution at its own place, so a sum does not depend on who was
-//! faster: repeated runs and all ranks agree bit for bit. With a rounding wire the owner rounds its own result as well,
-//! or the replicas would differ.
+//! The owner adds in rank order, in f32, with its own contribution at its own position, so a sum
+//! does not depend on which rank was faster: repeated runs and all ranks agree bit for bit. If the
+//! wire format rounds, the owner rounds its own copy of the result as well, or the replicas would
+//! differ.
 //!
-//! Between two ranks flow first the contributions to the other's part, then the results of the own part, in chunks. A
-//! result leaves as soon as its chunk is complete, while later contributions still come in, so the line never idles
-//! between the two halves. Reducing, gathering and broadcasting are the same exchange with one half left out.
+//! Two ranks first send each other their contributions, then the results of their own parts, in
+//! chunks. A result is sent as soon as its chunk is complete, while later contributions still
+//! arrive, so the link never idles between the two halves. Reducing, gathering and broadcasting are
+//! the same exchange with one half left out.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,52 +18,54 @@ use crate::buffers::Payload;
 use crate::codec::Codec;
 use crate::error::CommError;
 use crate::mesh::{Exchange, Mesh};
-use crate::outgoing::Step;
+use crate::outgoing::CollectiveStep;
 use crate::shards::Shards;
 
 use super::chunks::Chunks;
 use super::pieces::{self, Results};
 
-/// Who contributes to the parts.
+/// The ranks that contribute to the parts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum From {
-    /// Everybody: a sum.
+pub(super) enum Contributors {
+    /// All ranks: a sum.
     All,
-    /// Only the owner: its part is complete as it is.
+    /// Only the owner: its part is already complete.
     Owners,
     /// One rank has all values.
     Root(usize),
 }
 
+/// One exchange by the direct algorithm.
 pub(super) struct Direct<'a> {
     rank: usize,
     data: &'a mut [f32],
     codec: Codec,
-    from: From,
-    /// Whether results are sent to everybody.
+    from: Contributors,
+    /// Whether results are sent to all ranks.
     returns: bool,
-    /// Per rank: its part in pieces.
+    /// Per rank: the pieces of its part.
     chunks: Vec<Chunks>,
-    /// Per rank: how far the traffic with it is.
+    /// Per rank: the progress of the traffic with it.
     peers: Vec<Progress>,
-    /// Complete pieces of the own part.
+    /// Number of complete pieces of this rank's part.
     complete: usize,
-    /// Whose contribution to the next piece is due, and the sum of those before this rank's.
+    /// The rank whose contribution to the next piece is added next, and the sum of those before
+    /// this rank's.
     turn: usize,
     before: Vec<f32>,
     encoded: Results,
 }
 
-/// In chunks.
+/// The traffic with one peer, in pieces.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     /// Contributions to its part that were sent.
     given: usize,
-    /// Its contributions to the own part that were added.
+    /// Its contributions to this rank's part that were added.
     added: usize,
-    /// Results of the own part that it was sent.
+    /// Results of this rank's part that were sent to it.
     returned: usize,
-    /// Results of its part that came.
+    /// Results of its part that were received.
     received: usize,
 }
 
@@ -70,7 +75,7 @@ impl<'a> Direct<'a> {
         data: &'a mut [f32],
         shards: &Shards,
         codec: Codec,
-        from: From,
+        from: Contributors,
         returns: bool,
     ) -> Direct<'a> {
         let (rank, world) = (mesh.rank, mesh.world());
@@ -88,42 +93,44 @@ impl<'a> Direct<'a> {
             before: Vec::new(),
             encoded: Results::default(),
         };
-        if !(0..world).any(|other| other != rank && direct.contributes(other)) && from != From::All {
+        if !(0..world).any(|other| other != rank && direct.contributes(other)) && from != Contributors::All {
             direct.complete = direct.chunks[rank].count();
         }
         direct
     }
 
+    /// Returns whether `rank` contributes to parts that it does not own.
     fn contributes(&self, rank: usize) -> bool {
         match self.from {
-            From::All => true,
-            From::Owners => false,
-            From::Root(root) => rank == root,
+            Contributors::All => true,
+            Contributors::Owners => false,
+            Contributors::Root(root) => rank == root,
         }
     }
 
-    /// How many contributions this rank owes to the owner `peer`, and how many it is due from it.
-    fn owed(&self, peer: usize) -> usize {
+    /// Returns the number of contributions that this rank sends to the owner `peer`.
+    fn to_give(&self, peer: usize) -> usize {
         if self.contributes(self.rank) { self.chunks[peer].count() } else { 0 }
     }
 
-    fn due(&self, peer: usize) -> usize {
+    /// Returns the number of contributions that this rank receives from `peer`.
+    fn to_add(&self, peer: usize) -> usize {
         if self.contributes(peer) { self.chunks[self.rank].count() } else { 0 }
     }
 
-    /// The one who has all values already needs no results.
+    /// Returns whether results are sent to `rank`; the root of a broadcast has all values already.
     fn wants_results(&self, rank: usize) -> bool {
-        self.returns && self.from != From::Root(rank)
+        self.returns && self.from != Contributors::Root(rank)
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         pieces::others(self.rank, self.peers.len())
     }
 
-    /// Queues the next piece for `peer`, if there is one that can go.
-    fn queue(&mut self, mesh: &Mesh, step: Step, peer: usize) -> Result<bool, CommError> {
+    /// Queues the next piece for `peer`, if one is ready.
+    fn queue(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
         let Progress { given, returned, .. } = self.peers[peer];
-        let (owner, index) = if given < self.owed(peer) {
+        let (owner, index) = if given < self.to_give(peer) {
             (peer, given)
         } else if self.wants_results(peer) && returned < self.complete {
             (self.rank, returned)
@@ -148,21 +155,22 @@ impl<'a> Direct<'a> {
         pieces::encode(mesh, self.codec, self.data, &self.chunks[owner].get(index))
     }
 
-    /// An own result, encoded once for all who are about as far.
+    /// Returns a result of this rank's part, encoded once for all peers that are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
         let range = self.chunks[self.rank].get(index);
         self.encoded.get(index, || pieces::encode(mesh, self.codec, self.data, &range))
     }
 
-    /// Adds what has come to the own part, in rank order: `((r0 + r1) + r2) + ...`. What comes before the own turn is
-    /// gathered aside; from then on the sum is in place, since `a + b` has the bits of `b + a`.
-    fn add(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
+    /// Adds the contributions that arrived for this rank's part, in rank order:
+    /// `((r0 + r1) + r2) + ...`. Those of lower ranks are summed in `before`; from this rank's turn
+    /// on the sum is in place, since `a + b` has the same bits as `b + a`.
+    fn add(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
         let mut moved = false;
         while self.complete < self.chunks[self.rank].count() {
             let range = self.chunks[self.rank].get(self.complete);
             while self.turn < self.peers.len() {
                 if self.turn == self.rank {
-                    if self.turn > 0 && self.from == From::All {
+                    if self.turn > 0 && self.from == Contributors::All {
                         let own = &mut self.data[range.clone()];
                         own.iter_mut().zip(&self.before).for_each(|(own, before)| *own += before);
                     }
@@ -170,7 +178,7 @@ impl<'a> Direct<'a> {
                     let Some(payload) = self.piece(mesh, step, self.turn, self.rank, self.complete)? else {
                         return Ok(moved);
                     };
-                    self.take_in(&range, &payload);
+                    self.add_contribution(&range, &payload);
                     self.peers[self.turn].added += 1;
                 }
                 moved = true;
@@ -185,17 +193,17 @@ impl<'a> Direct<'a> {
         Ok(moved)
     }
 
-    /// One contribution of another rank.
-    fn take_in(&mut self, range: &Range<usize>, payload: &Payload) {
+    /// Adds one contribution of another rank.
+    fn add_contribution(&mut self, range: &Range<usize>, payload: &Payload) {
         let own = &mut self.data[range.clone()];
         let (copy, add) = (|to: &mut f32, value| *to = value, |to: &mut f32, value| *to += value);
-        if self.from != From::All {
+        if self.from != Contributors::All {
             self.codec.decode(range, payload, own, copy);
         } else if self.turn > self.rank {
             self.codec.decode(range, payload, own, add);
         } else {
             self.before.resize(range.len(), 0.0);
-            // The first is copied, not added to zero, which would turn -0.0 into 0.0.
+            // The first is copied: adding it to zero would turn -0.0 into 0.0.
             if self.turn == 0 {
                 self.codec.decode(range, payload, &mut self.before, copy);
             } else {
@@ -204,18 +212,19 @@ impl<'a> Direct<'a> {
         }
     }
 
-    /// Takes the results of `peer` that have come.
-    fn receive(&mut self, mesh: &Mesh, step: Step, peer: usize) -> Result<bool, CommError> {
+    /// Receives the results of `peer` that have arrived.
+    fn receive(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
         let mut moved = false;
-        // Its contributions come first on the same line.
-        while self.expects_results(peer) && self.peers[peer].added == self.due(peer) {
+        // Its contributions come first on the same link.
+        while self.expects_results(peer) && self.peers[peer].added == self.to_add(peer) {
             let Progress { received, given, .. } = self.peers[peer];
             let Some(payload) = self.piece(mesh, step, peer, peer, received)? else { break };
             let range = self.chunks[peer].get(received);
-            if received >= given && self.owed(peer) > 0 {
-                // Its result cannot be the sum yet, and would overwrite what this rank has still to contribute.
+            if received >= given && self.to_give(peer) > 0 {
+                // This cannot be the sum yet, and would overwrite what this rank has still to
+                // contribute.
                 let sent = format!("the result of values {range:?}");
-                return Err(mesh.part_size(step, peer, sent, "no result before our contribution".to_owned()));
+                return Err(mesh.wrong_size(step, peer, sent, "no result before our contribution".to_owned()));
             }
             self.codec.decode(&range, &payload, &mut self.data[range.clone()], |to, value| *to = value);
             self.peers[peer].received += 1;
@@ -228,11 +237,11 @@ impl<'a> Direct<'a> {
         self.wants_results(self.rank) && self.peers[peer].received < self.chunks[peer].count()
     }
 
-    /// The next frame from `peer`, which must be that piece of the part of `owner`.
+    /// Returns the next frame from `peer`, which must be that piece of the part of `owner`.
     fn piece(
         &self,
         mesh: &Mesh,
-        step: Step,
+        step: CollectiveStep,
         peer: usize,
         owner: usize,
         index: usize,
@@ -244,9 +253,10 @@ impl<'a> Direct<'a> {
 impl Exchange for Direct<'_> {
     type Error = CommError;
 
-    fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, CommError> {
+    fn advance(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
         let mut moved = false;
-        // One piece each in turn, so that all lines have something to carry as early as possible.
+        // One piece per peer in turn, so that all links have something to send as early as
+        // possible.
         loop {
             let mut queued = false;
             for peer in self.others() {
@@ -266,10 +276,10 @@ impl Exchange for Direct<'_> {
 
     fn awaited(&self) -> Option<usize> {
         let own = self.chunks[self.rank].count();
-        let late = |peer: usize| self.peers[peer].added < self.due(peer) || self.expects_results(peer);
+        let late = |peer: usize| self.peers[peer].added < self.to_add(peer) || self.expects_results(peer);
         let unsent = |peer: usize| {
             let Progress { given, returned, .. } = self.peers[peer];
-            given < self.owed(peer) || self.wants_results(peer) && returned < own
+            given < self.to_give(peer) || self.wants_results(peer) && returned < own
         };
         self.others().find(|&peer| late(peer)).or_else(|| self.others().find(|&peer| unsent(peer)))
     }

@@ -1,43 +1,46 @@
-//! A sum whose own part comes late: the rank is in it while it still computes what it will contribute.
+//! All-reduce with a late contribution: the rank is in the exchange while it still computes its
+//! contribution.
 //!
-//! The parts go as in `direct.rs`, straight to their owners and back, and are added in the same order, so the bits are the
-//! same. What differs is that nobody waits for anybody to begin. A rank that is done sends; one that is not takes in what
-//! comes for its part, and adds the contributions of the ranks before it to each other; those of the ranks behind it must
-//! wait for its own. And a rank that has all it needs leaves what others have not taken yet in the queues of its links.
+//! The parts go to their owners and back as in `direct.rs` and are added in the same order, so the
+//! bits are the same. The difference is that no rank waits for another to start. A rank that is
+//! done sends. One that still computes receives contributions to its part and adds up those of
+//! lower ranks; those of higher ranks must wait for its own. A rank that has everything it needs
+//! returns and leaves what others have not received yet in the queues of its links.
 //!
-//! Between two ranks flow, in this order: the contributions to the other's part, the results of the own part, the note. The note is
-//! last because it may be ready last: values never wait for it.
+//! Two ranks send each other, in this order: the contributions to the peer's part, the results of
+//! their own part, the note. The note is last because it may be ready last: values never wait for
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffers::Payload;
-use crate::codec::{Codec, Wire};
+use crate::codec::{Codec, WireFormat};
 use crate::error::CommError;
-use crate::frame::{CHUNK_BYTES, Kind};
+use crate::frame::{CHUNK_BYTES, FrameKind};
 use crate::mesh::{Exchange, Mesh};
-use crate::outgoing::Step;
+use crate::outgoing::CollectiveStep;
 use crate::shards::Shards;
 
 use super::chunks::Chunks;
-use super::own::{Awaiting, Contribution, Fault, New, Own};
+use super::own_contribution::{Awaiting, Contribution, Fault, NewParts, OwnContribution};
 use super::pieces::{self, Results};
-use super::{AGREE_LIMIT_BYTES, Route};
+use super::{ALL_GATHER_LIMIT_BYTES, Algorithm};
 
-/// More than one is taken at a time, so that what was kept is added up while more comes.
+/// More than are received at a time, so that buffered pieces are added while more arrive.
 const ADDED_AT_ONCE: usize = 2;
 
-/// What all ranks contributed.
+/// The result of [`crate::Group::all_reduce_late`].
 #[derive(Clone, Debug)]
 pub struct Summed {
-    /// Of all ranks, in rank order.
+    /// The notes of all ranks, in rank order.
     pub notes: Vec<Vec<u8>>,
     /// The sum, in the memory of this rank's contribution.
     pub data: Vec<f32>,
-    /// Since the own contribution was given: asleep, waiting for others or for the line.
+    /// Time asleep since this rank contributed, waiting for other ranks or for links.
     pub waited: Duration,
-    /// Since the own contribution was given: all the rest.
+    /// The rest of the time since this rank contributed.
     pub busy: Duration,
 }
 
@@ -45,81 +48,84 @@ pub struct Summed {
 pub(crate) fn all_reduce_late<E: From<CommError>>(
     mesh: &mut Mesh,
     shards: &Shards,
-    wire: Wire,
-    route: Route,
-    mine: impl FnMut() -> Result<Option<Contribution>, E>,
+    wire_format: WireFormat,
+    algorithm: Algorithm,
+    contribution: impl FnMut() -> Result<Option<Contribution>, E>,
 ) -> Result<Summed, E> {
-    let own = Own::new(mine, shards.len());
-    let direct = mesh.world() > 1 && route.choose(wire, shards) == Route::Direct;
-    let summed = mesh.run(Kind::AllReduceLate, |mesh, step| {
+    let own = OwnContribution::new(contribution, shards.len());
+    let direct = mesh.world() > 1 && algorithm.choose(wire_format, shards) == Algorithm::Direct;
+    let summed = mesh.run(FrameKind::AllReduceLate, |mesh, step| {
         if direct {
-            let mut late = Late::new(mesh, shards, Codec::new(wire, shards.len()), own);
+            let mut late = LateAllReduce::new(mesh, shards, Codec::new(wire_format, shards.len()), own);
             mesh.drive(step, &mut late)?;
-            return Ok((late.data, late.peers.into_iter().map(|peer| peer.note).collect(), late.own.given));
+            return Ok((late.data, late.peers.into_iter().map(|peer| peer.note).collect(), late.own.ready));
         }
         let mut awaiting = Awaiting { rank: mesh.rank, own, data: Vec::new(), note: Vec::new() };
         mesh.drive(step, &mut awaiting)?;
-        Ok((awaiting.data, vec![awaiting.note], awaiting.own.given))
+        Ok((awaiting.data, vec![awaiting.note], awaiting.own.ready))
     });
-    let (mut data, mut notes, given) = summed.map_err(|fault| match fault {
+    let (mut data, mut notes, ready) = summed.map_err(|fault| match fault {
         Fault::Own(error) => error,
         Fault::Group(error) => error.into(),
     })?;
     if !direct {
-        notes = super::agree(mesh, &notes[0])?;
-        super::all_reduce(mesh, &mut data, shards, wire, route)?;
+        notes = super::all_gather_bytes(mesh, &notes[0])?;
+        super::all_reduce(mesh, &mut data, shards, wire_format, algorithm)?;
     }
-    let (waited, took) = given.map_or_else(Default::default, |given| (mesh.asleep - given.asleep, given.at.elapsed()));
+    let (waited, took) =
+        ready.map_or_else(Default::default, |ready| (mesh.time_asleep - ready.time_asleep, ready.at.elapsed()));
     Ok(Summed { notes, data, waited, busy: took.saturating_sub(waited) })
 }
 
-/// The exchange by the direct route.
-struct Late<F> {
+/// The exchange of the direct algorithm.
+struct LateAllReduce<F> {
     rank: usize,
     codec: Codec,
-    own: Own<F>,
-    /// This rank's values, once they are there; they turn into the sum in place.
+    own: OwnContribution<F>,
+    /// This rank's values, once it has contributed; they become the sum in place.
     data: Vec<f32>,
-    /// The note in frames, for all peers; none until it is there.
+    /// The note in frames, for all peers; empty until it is ready.
     note: Vec<Arc<Payload>>,
-    /// Per rank: its part in pieces.
+    /// Per rank: the pieces of its part.
     chunks: Vec<Chunks>,
-    /// Per rank, the own one included: how far the traffic with it is.
+    /// Per rank, including this one: the progress of the traffic with it.
     peers: Vec<Peer>,
-    /// Per rank: how many pieces of its contribution to the own part are added. Each rank's wait for those of the rank
-    /// before it, so that the sum is `((r0 + r1) + r2) + ...`, and the last one's are the complete ones.
+    /// Per rank: the number of pieces of its contribution to this rank's part that are added. Each
+    /// rank's pieces wait for those of the rank before it, so that the sum is
+    /// `((r0 + r1) + r2) + ...`; the count of the last rank is the number of complete pieces.
     added: Vec<usize>,
-    /// Of the ranks before this one, for the pieces to which the own contribution is not added yet.
+    /// Sums of the lower ranks, for the pieces to which this rank's contribution is not added yet.
     sums: VecDeque<Vec<f32>>,
     encoded: Results,
-    /// This rank has everything, and the links have everything from it.
-    is_over: bool,
+    /// This rank has everything it needs, and everything it sends is queued.
+    is_done: bool,
 }
 
-/// In pieces.
+/// The traffic with one rank, in pieces.
 #[derive(Default)]
 struct Peer {
-    /// Of the contributions to its part, of the results of the own part and of the note that were queued for it.
+    /// Queued for it: contributions to its part, results of this rank's part, and frames of the
+    /// note.
     given: usize,
     returned: usize,
-    noted: usize,
-    /// Its note as far as it has come, and whether that is all.
+    notes_sent: usize,
+    /// The part of its note that has arrived, and whether that is all.
     note: Vec<u8>,
-    has_noted: bool,
-    /// Its contributions that have come, and those of them that are not added yet.
-    come: usize,
-    kept: VecDeque<Arc<Payload>>,
-    /// Results of its part that have come.
+    has_note: bool,
+    /// The number of its contributions received, and those that are not added yet.
+    taken: usize,
+    pending: VecDeque<Arc<Payload>>,
+    /// The number of results of its part received.
     received: usize,
 }
 
-impl<F> Late<F> {
-    fn new(mesh: &Mesh, shards: &Shards, codec: Codec, own: Own<F>) -> Late<F> {
+impl<F> LateAllReduce<F> {
+    fn new(mesh: &Mesh, shards: &Shards, codec: Codec, own: OwnContribution<F>) -> LateAllReduce<F> {
         let (rank, world) = (mesh.rank, mesh.world());
         let chunks: Vec<Chunks> = (0..world).map(|owner| Chunks::of(shards.of(owner), shards.len(), world)).collect();
-        // What this update needs is there for the next, too: fresh memory costs more than the adding.
-        mesh.pool.keep((chunks[rank].count() + 8) * world);
-        Late {
+        // Keep the memory of this update for the next: allocating costs more than adding.
+        mesh.pool.raise_max_spare((chunks[rank].count() + 8) * world);
+        LateAllReduce {
             rank,
             codec,
             own,
@@ -130,15 +136,15 @@ impl<F> Late<F> {
             added: vec![0; world],
             sums: VecDeque::new(),
             encoded: Results::default(),
-            is_over: false,
+            is_done: false,
         }
     }
 
-    fn is_given(&self) -> bool {
-        self.own.given.is_some()
+    fn has_contributed(&self) -> bool {
+        self.own.ready.is_some()
     }
 
-    /// Complete pieces of the own part.
+    /// Returns the number of complete pieces of this rank's part.
     fn complete(&self) -> usize {
         self.added[self.added.len() - 1]
     }
@@ -147,13 +153,13 @@ impl<F> Late<F> {
         pieces::others(self.rank, self.peers.len())
     }
 
-    /// Whether all results of the own part are queued for `peer`.
+    /// Returns whether all results of this rank's part are queued for `peer`.
     fn has_returned(&self, peer: usize) -> bool {
         self.peers[peer].returned == self.chunks[self.rank].count()
     }
 
-    /// Now it can be sent.
-    fn give_note(&mut self, note: Vec<u8>) {
+    /// Stores the note, so that it can be sent.
+    fn set_note(&mut self, note: Vec<u8>) {
         self.note = note.chunks(CHUNK_BYTES).map(|piece| Payload::new(piece.to_vec())).collect();
         if self.note.is_empty() {
             self.note.push(Payload::new(Vec::new()));
@@ -161,26 +167,26 @@ impl<F> Late<F> {
         self.peers[self.rank].note = note;
     }
 
-    /// Queues the next piece for `peer`, if there is one, and if there is room or `all` must go.
-    fn queue(&mut self, mesh: &Mesh, step: Step, peer: usize, all: bool) -> Result<bool, CommError> {
-        let Peer { given, returned, noted, .. } = self.peers[peer];
-        let (owed, notes) = (self.chunks[peer].count(), self.note.len());
-        let is_note_due = self.has_returned(peer) && noted < notes;
-        if !self.is_given() || given == owed && returned == self.complete() && !is_note_due {
+    /// Queues the next piece for `peer`, if one is ready and there is room or `all` is set.
+    fn queue(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize, all: bool) -> Result<bool, CommError> {
+        let Peer { given, returned, notes_sent, .. } = self.peers[peer];
+        let (to_give, notes) = (self.chunks[peer].count(), self.note.len());
+        let can_send_note = self.has_returned(peer) && notes_sent < notes;
+        if !self.has_contributed() || given == to_give && returned == self.complete() && !can_send_note {
             return Ok(false);
         }
         if !mesh.has_room(step, peer)? && !all {
             return Ok(false);
         }
-        let (payload, last) = if given < owed {
+        let (payload, last) = if given < to_give {
             self.peers[peer].given += 1;
             (self.encode(mesh, peer, given), self.chunks[peer].is_last(given))
         } else if returned < self.complete() {
             self.peers[peer].returned += 1;
             (self.result(mesh, returned), self.chunks[self.rank].is_last(returned))
         } else {
-            self.peers[peer].noted += 1;
-            (self.note[noted].clone(), noted + 1 == notes)
+            self.peers[peer].notes_sent += 1;
+            (self.note[notes_sent].clone(), notes_sent + 1 == notes)
         };
         mesh.send(step, peer, last, payload);
         Ok(true)
@@ -190,40 +196,40 @@ impl<F> Late<F> {
         pieces::encode(mesh, self.codec, &self.data, &self.chunks[owner].get(index))
     }
 
-    /// An own result, encoded once for all who are about as far.
+    /// Returns a result of this rank's part, encoded once for all peers that are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
         let range = self.chunks[self.rank].get(index);
         self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.data, &range))
     }
 
-    /// Takes the next frame of `peer`, if one has come that this rank can do something with.
-    fn take(&mut self, mesh: &Mesh, step: Step, peer: usize) -> Result<bool, CommError> {
-        let Peer { has_noted, come, received, .. } = self.peers[peer];
-        if come < self.chunks[self.rank].count() {
-            let Some(payload) = self.piece(mesh, step, peer, self.rank, come)? else { return Ok(false) };
-            self.peers[peer].kept.push_back(payload);
-            self.peers[peer].come += 1;
+    /// Takes the next frame of `peer`, if one has arrived that this rank can use now.
+    fn take(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
+        let Peer { has_note, taken, received, .. } = self.peers[peer];
+        if taken < self.chunks[self.rank].count() {
+            let Some(payload) = self.piece(mesh, step, peer, self.rank, taken)? else { return Ok(false) };
+            self.peers[peer].pending.push_back(payload);
+            self.peers[peer].taken += 1;
         } else if received < self.chunks[peer].count() {
-            if !self.is_given() {
+            if !self.has_contributed() {
                 return Ok(false);
             }
             let Some(payload) = self.piece(mesh, step, peer, peer, received)? else { return Ok(false) };
             self.receive(mesh, step, peer, &payload)?;
-        } else if !has_noted {
+        } else if !has_note {
             let Some(frame) = mesh.take(step, peer)? else { return Ok(false) };
-            super::append(mesh, step, peer, &mut self.peers[peer].note, &frame, AGREE_LIMIT_BYTES)?;
-            self.peers[peer].has_noted = frame.last;
+            super::append(mesh, step, peer, &mut self.peers[peer].note, &frame, ALL_GATHER_LIMIT_BYTES)?;
+            self.peers[peer].has_note = frame.last;
         } else {
             return Ok(false);
         }
         Ok(true)
     }
 
-    /// The next frame from `peer`, which must be that piece of the part of `owner`.
+    /// Returns the next frame from `peer`, which must be that piece of the part of `owner`.
     fn piece(
         &self,
         mesh: &Mesh,
-        step: Step,
+        step: CollectiveStep,
         peer: usize,
         owner: usize,
         index: usize,
@@ -231,14 +237,15 @@ impl<F> Late<F> {
         pieces::receive(mesh, step, peer, self.codec, &self.chunks[owner], index)
     }
 
-    /// A result of the part of `peer`.
-    fn receive(&mut self, mesh: &Mesh, step: Step, peer: usize, payload: &Payload) -> Result<(), CommError> {
+    /// Stores a result of the part of `peer`.
+    fn receive(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize, payload: &Payload) -> Result<(), CommError> {
         let Peer { given, received, .. } = self.peers[peer];
         let range = self.chunks[peer].get(received);
         if received >= given {
-            // It cannot be the sum yet, and would overwrite what this rank has still to contribute.
+            // This cannot be the sum yet, and would overwrite what this rank has still to
+            // contribute.
             let sent = format!("the result of values {range:?}");
-            return Err(mesh.part_size(step, peer, sent, "no result before our contribution".to_owned()));
+            return Err(mesh.wrong_size(step, peer, sent, "no result before our contribution".to_owned()));
         }
         let values = &mut self.data[range.clone()];
         self.codec.decode(&range, payload, values, |to, value| *to = value);
@@ -246,27 +253,27 @@ impl<F> Late<F> {
         Ok(())
     }
 
-    /// Adds the next piece of the contribution of `rank`, if it is there and its turn has come.
+    /// Adds the next piece of the contribution of `rank`, if it is there and it is its turn.
     fn add(&mut self, mesh: &Mesh, rank: usize) -> bool {
         let index = self.added[rank];
         let before = rank.checked_sub(1).map_or_else(|| self.chunks[self.rank].count(), |before| self.added[before]);
-        if index >= before || rank == self.rank && !self.is_given() {
+        if index >= before || rank == self.rank && !self.has_contributed() {
             return false;
         }
         let range = self.chunks[self.rank].get(index);
         let (copy, add) = (|to: &mut f32, value| *to = value, |to: &mut f32, value| *to += value);
         if rank == self.rank {
             if let Some(sum) = self.sums.pop_front() {
-                // `a + b` has the bits of `b + a`.
+                // `a + b` has the same bits as `b + a`.
                 self.data[range.clone()].iter_mut().zip(&sum).for_each(|(own, before)| *own += before);
                 mesh.pool.give_sum(sum);
             }
         } else {
-            let Some(payload) = self.peers[rank].kept.pop_front() else { return false };
+            let Some(payload) = self.peers[rank].pending.pop_front() else { return false };
             if rank > self.rank {
                 self.codec.decode(&range, &payload, &mut self.data[range.clone()], add);
             } else if rank == 0 {
-                // Copied, not added to zero, which would turn -0.0 into 0.0.
+                // Copied: adding it to zero would turn -0.0 into 0.0.
                 let mut sum = mesh.pool.take_sum(range.len());
                 self.codec.decode(&range, &payload, &mut sum, copy);
                 self.sums.push_back(sum);
@@ -281,15 +288,16 @@ impl<F> Late<F> {
         true
     }
 
-    /// Whether something that this rank needs of `peer` has not come.
+    /// Returns whether this rank still needs something from `peer`.
     fn is_late(&self, peer: usize) -> bool {
-        let Peer { has_noted, come, received, .. } = self.peers[peer];
-        !has_noted || come < self.chunks[self.rank].count() || received < self.chunks[peer].count()
+        let Peer { has_note, taken, received, .. } = self.peers[peer];
+        !has_note || taken < self.chunks[self.rank].count() || received < self.chunks[peer].count()
     }
 
-    /// With its own results and its note a rank has done all that others can wait for, once the rest is queued. Piece by piece
-    /// to all, so that they share it.
-    fn finish(&mut self, mesh: &Mesh, step: Step) -> Result<(), CommError> {
+    /// Queues the rest and finishes, once this rank has everything it needs: its results and its
+    /// note are then all that others can wait for. One piece per peer in turn, so that the peers
+    /// share the encoded results.
+    fn finish(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<(), CommError> {
         if !self.own.is_complete()
             || self.complete() < self.chunks[self.rank].count()
             || self.others().any(|peer| self.is_late(peer))
@@ -306,30 +314,30 @@ impl<F> Late<F> {
                 break;
             }
         }
-        self.is_over = true;
+        self.is_done = true;
         Ok(())
     }
 }
 
-impl<F, E> Exchange for Late<F>
+impl<F, E> Exchange for LateAllReduce<F>
 where
     F: FnMut() -> Result<Option<Contribution>, E>,
 {
     type Error = Fault<E>;
 
-    /// A little of everything, so that nothing waits long for anything else.
-    fn advance(&mut self, mesh: &Mesh, step: Step) -> Result<bool, Fault<E>> {
+    /// Does a little of each task per call, so that none waits long for another.
+    fn advance(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, Fault<E>> {
         let mut moved = false;
-        let New { data, note } = self.own.ask(mesh)?;
+        let NewParts { data, note } = self.own.poll(mesh)?;
         moved |= data.is_some() || note.is_some();
         if let Some(data) = data {
             self.data = data;
         }
         if let Some(note) = note {
-            self.give_note(note);
+            self.set_note(note);
         }
-        // In rank order, so that a piece is added while it is in the cache; before anything is queued, so that a result which came
-        // before the own contribution is found out.
+        // In rank order, so that a piece is added while it is in the cache. Before anything is
+        // queued, so that a result that arrives before this rank's contribution is detected.
         for rank in 0..self.peers.len() {
             if rank != self.rank {
                 moved |= self.take(mesh, step, rank)?;
@@ -347,7 +355,7 @@ where
 
     fn awaited(&self) -> Option<usize> {
         let late = self.others().find(|&peer| self.is_late(peer)).or_else(|| self.others().next());
-        late.filter(|_| !self.is_over)
+        late.filter(|_| !self.is_done)
     }
 
     fn is_computing(&self) -> bool {

@@ -1,5 +1,5 @@
-//! Pieces of a vector on their way: made into frames, remembered for those who are about as far, and checked when they come. For
-//! the two exchanges by way of the owners, `direct.rs` and `late.rs`.
+//! Encoding, caching and checking of pieces of a vector, for the two exchanges through owners,
+//! `direct.rs` and `late.rs`.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,41 +9,41 @@ use crate::buffers::Payload;
 use crate::codec::Codec;
 use crate::error::CommError;
 use crate::mesh::Mesh;
-use crate::outgoing::Step;
+use crate::outgoing::CollectiveStep;
 
 use super::chunks::Chunks;
 
-/// Results that were sent to one peer and soon go to the next; a peer that is further behind has them encoded again.
-const REMEMBERED: usize = 8;
+/// The number of encoded results to cache. A peer that is further behind gets them encoded again.
+const CACHED: usize = 8;
 
-/// The values of `range` as a frame's payload.
+/// Encodes the values of `range` as the payload of a frame.
 pub(super) fn encode(mesh: &Mesh, codec: Codec, data: &[f32], range: &Range<usize>) -> Arc<Payload> {
     let mut bytes = mesh.pool.take(codec.bytes(range));
     codec.encode(range, &data[range.clone()], &mut bytes);
     Payload::pooled(bytes, &mesh.pool)
 }
 
-/// The next frame from `peer`, if it has come; it must be piece `index` of `chunks`.
+/// Returns the next frame from `peer`, if it has arrived; it must be piece `index` of `chunks`.
 pub(super) fn receive(
     mesh: &Mesh,
-    step: Step,
+    step: CollectiveStep,
     peer: usize,
     codec: Codec,
     chunks: &Chunks,
     index: usize,
 ) -> Result<Option<Arc<Payload>>, CommError> {
     let Some(frame) = mesh.take(step, peer)? else { return Ok(None) };
-    let due = (codec.bytes(&chunks.get(index)), chunks.is_last(index));
-    mesh.check_size(step, peer, &frame, due)?;
+    let expected = (codec.bytes(&chunks.get(index)), chunks.is_last(index));
+    mesh.check_size(step, peer, &frame, expected)?;
     Ok(Some(frame.payload))
 }
 
-/// The others of a world, beginning after `rank`, so that not all send to rank 0 first.
+/// Returns the other ranks, starting after `rank`, so that not all send to rank 0 first.
 pub(super) fn others(rank: usize, world: usize) -> impl Iterator<Item = usize> {
     (1..world).map(move |step| (rank + step) % world)
 }
 
-/// The newest results of the own part, encoded once for all who are about as far.
+/// The newest results of this rank's part, encoded once for all peers that are about as far.
 #[derive(Default)]
 pub(super) struct Results(VecDeque<(usize, Arc<Payload>)>);
 
@@ -53,7 +53,7 @@ impl Results {
             return payload.clone();
         }
         let payload = encode();
-        if self.0.len() == REMEMBERED {
+        if self.0.len() == CACHED {
             self.0.pop_front();
         }
         self.0.push_back((index, payload.clone()));
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_is_encoded_once_for_those_who_are_about_as_far() {
+    fn a_result_is_encoded_once_for_peers_that_are_about_as_far() {
         let (mut results, mut encoded) = (Results::default(), Vec::new());
         for index in [0, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7, 0, 8, 0, 8] {
             results.get(index, || {
@@ -74,8 +74,8 @@ mod tests {
                 Payload::new(vec![index as u8])
             });
         }
-        // The first was forgotten when the ninth came.
+        // The first was dropped from the cache when the ninth arrived.
         assert_eq!(encoded, [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]);
-        assert_eq!(results.get(8, || unreachable!("it is remembered"))[..], [8]);
+        assert_eq!(results.get(8, || unreachable!("it is cached"))[..], [8]);
     }
 }

@@ -1,27 +1,34 @@
-//! `file:///shared/dir`: ranks that share a directory, and perhaps have no numbers, find each other by it.
+//! `file:///shared/dir`: ranks that share a directory, and perhaps have no numbers, find each other
+//! through it.
 //!
-//! **Design.** The directory only tells where somebody leads a meeting; everything else goes over the network as with a
-//! fixed address, authenticated, and rank 0 is the authority that hands out numbers. A process that leads listens on a
-//! free port and puts up a notice (`notice.rs`): a drawn id, its addresses and, unless one was given to all, the secret.
+//! **Design.** The directory only says where a leader listens. Everything else uses the network as
+//! with a fixed address, authenticated, and the leader becomes rank 0 and assigns the ranks. A
+//! leader listens on a free port and posts a notice (`notice.rs`): a random id, its addresses and,
+//! unless a secret was given to all ranks, the secret.
 //!
-//! - A process with a number other than 0 goes to the first notice, in order of precedence, whose leader answers.
-//! - The one that was told to be rank 0 leads, at once.
-//! - One without a number goes to whoever answers; if nobody does, it leads itself.
+//! - A process with a rank other than 0 joins the first notice, in order of priority, whose leader
+//!   answers.
+//! - The process with rank 0 leads, at once.
+//! - A process without a rank joins the first leader that answers; if there is none, it leads.
 //!
-//! **No election is needed, and no lock.** A meeting is complete only when *all* ranks of the world sit in it, so two
-//! meetings can never both begin, whatever the processes see of the directory and when. All that is left is that they
-//! come together in the end: while it waits, a leader looks at the directory, and as soon as a leader that precedes it
-//! answers, it stands down, sends its guests away to look again, and goes there itself. Precedence is a fixed order (told
-//! to be rank 0 first, then the lowest id), so one leader remains: with everybody at its table.
+//! **No election is needed, and no lock.** A group starts only when *all* ranks of the world have
+//! joined one leader, so two groups can never both start, whatever the processes see of the
+//! directory and when. It only remains to make sure that all processes end up at the same leader.
+//! While it waits, a leader watches the directory. As soon as a leader of higher priority answers,
+//! it refuses its peers, which search again, and joins that leader itself. The priority is a fixed
+//! order (assigned rank 0 first, then the lowest id), so one leader remains, and all processes join
+//! it.
 //!
-//! **Whether a leader is alive is told by the network, never by a file**: it must answer the authenticated handshake for
-//! the id in its notice. A killed run leaves a notice at whose address nobody, another program, or a rank 0 with another
-//! id answers; it is passed over, and removed by the next leader that succeeds. A leader whose notice was removed in
-//! error (somebody could not reach it) puts it back. So nothing depends on clocks, leases or modification times, on locks
-//! that NFS may not keep, or on how soon a client sees a new file: a late sight costs time, not correctness. A guest that
-//! is killed leaves an empty seat, and a leader that is killed leaves guests that look again.
+//! **Whether a leader is alive is decided over the network, never by a file**: it must answer the
+//! authenticated handshake for the id in its notice. A killed run leaves a notice whose address
+//! leads to nothing, to another program, or to a rank 0 with another id. Such a notice is skipped,
+//! and removed by the next leader that succeeds. A leader whose notice was removed in error (a
+//! process could not reach it) posts it again. So nothing depends on clocks, leases or modification
+//! times, on locks that NFS may not keep, or on how soon a client sees a new file: seeing it late
+//! costs time, not correctness. If a peer is killed, its rank becomes free; if a leader is killed,
+//! its peers search again.
 //!
-//! One directory serves one run at a time: two would take each other's processes for their own.
+//! One directory serves one run at a time: two runs would mix up their processes.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -29,59 +36,61 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use super::doorkeeper::Left;
-use super::guest::{self, Setback};
-use super::host::{self, Interruption, Venue};
-use super::notice::{Notice, Posted, Precedence};
-use super::seeker::{Found, Seeker};
-use super::{Meeting, Met, Reminder};
+use super::late_join::TempFiles;
+use super::leader_search::{FoundLeader, LeaderSearch};
+use super::notice::{LeaderPriority, Notice, PostedNotice};
+use super::peer::{self, JoinFailure};
+use super::rank0::{self, Interruption, Listening};
+use super::{JoinContext, Joined, Reminder};
 use crate::error::CommError;
 use crate::link::locked;
-use crate::secret::{Credentials, Key, random};
+use crate::secret::{Credentials, SecretKey, random};
 use crate::secret_file::hex;
 use crate::socket;
 
-/// How often the directory is looked at: often at first, when all start together.
-const LOOK: Duration = Duration::from_millis(200);
-const LOOK_LATER: Duration = Duration::from_secs(1);
-const EARLY: Duration = Duration::from_secs(10);
+/// How often the directory is scanned: often in the first seconds, when all ranks start together.
+const SCAN_INTERVAL: Duration = Duration::from_millis(200);
+const SLOW_SCAN_INTERVAL: Duration = Duration::from_secs(1);
+const FAST_SCAN_PHASE: Duration = Duration::from_secs(10);
 
-/// Meets the ranks that share `dir`.
-pub(super) fn meet(meeting: &Meeting<'_>, dir: &Path) -> Result<Met, CommError> {
+/// Joins the ranks that share `dir`.
+pub(super) fn join(context: &JoinContext<'_>, dir: &Path) -> Result<Joined, CommError> {
     let cannot = |error: std::io::Error| unusable(dir, &error.to_string());
     std::fs::create_dir_all(dir).map_err(cannot)?;
-    let ip = socket::chosen_ip(meeting.options)?;
-    let mut seeker = Seeker::new(meeting, dir, ip)?;
-    let may_lead = meeting.rank.is_none_or(|rank| rank == 0);
+    let ip = socket::chosen_ip(context.options)?;
+    let mut search = LeaderSearch::new(context, dir, ip)?;
+    let may_lead = context.rank.is_none_or(|rank| rank == 0);
     let mut reminder = Reminder::new(Instant::now());
     let mut found = None;
     loop {
-        if found.is_none() && meeting.rank != Some(0) {
-            found = seeker.find(None)?;
+        if found.is_none() && context.rank != Some(0) {
+            found = search.find(None)?;
         }
         match found.take() {
-            Some(Found { notice, home, credentials }) => match guest::stay(meeting, home, &credentials, ip) {
-                Ok(met) => return Ok(met),
-                Err(Setback::Final(error)) => return Err(error),
-                Err(Setback::Early(error)) => seeker.came_back(&notice, error)?,
-            },
-            None if may_lead => match lead(meeting, &seeker, ip)? {
-                Led::Met(met) => return Ok(met),
-                Led::StoodDown(other) => {
+            Some(FoundLeader { notice, handshake, credentials }) => {
+                match peer::join(context, handshake, &credentials, ip) {
+                    Ok(joined) => return Ok(joined),
+                    Err(JoinFailure::Final(error)) => return Err(error),
+                    Err(JoinFailure::Early(error)) => search.join_failed(&notice, error)?,
+                }
+            }
+            None if may_lead => match lead(context, &search, ip)? {
+                LeadOutcome::Joined(joined) => return Ok(joined),
+                LeadOutcome::OtherLeader(other) => {
                     found = other;
                     continue;
                 }
             },
             None => {}
         }
-        if meeting.left().is_zero() {
-            let (at, waited) = (meeting.at.clone(), meeting.options.join);
-            return Err(CommError::NoMeeting { at, waited, detail: seeker.detail() });
+        if context.time_left().is_zero() {
+            let (at, waited) = (context.rendezvous.clone(), context.options.join);
+            return Err(CommError::NoRank0 { at, waited, detail: search.detail() });
         }
         if reminder.is_due(Instant::now()) {
-            tracing::info!("waiting for rank 0 at {}: {}", meeting.at, seeker.detail());
+            tracing::info!("waiting for rank 0 at {}: {}", context.rendezvous, search.detail());
         }
-        std::thread::sleep(LOOK.min(meeting.left()));
+        std::thread::sleep(SCAN_INTERVAL.min(context.time_left()));
     }
 }
 
@@ -89,91 +98,91 @@ fn unusable(dir: &Path, reason: &str) -> CommError {
     CommError::Directory { path: dir.display().to_string(), reason: reason.to_owned() }
 }
 
-enum Led {
-    Met(Met),
-    /// For this one.
-    StoodDown(Option<Found>),
+enum LeadOutcome {
+    Joined(Joined),
+    /// A leader of higher priority; join this one.
+    OtherLeader(Option<FoundLeader>),
 }
 
-/// Leads a meeting until all have come or another leader precedes this one.
-fn lead(meeting: &Meeting<'_>, seeker: &Seeker, ip: Option<IpAddr>) -> Result<Led, CommError> {
+/// Leads until all ranks have joined or a leader of higher priority is found.
+fn lead(context: &JoinContext<'_>, search: &LeaderSearch, ip: Option<IpAddr>) -> Result<LeadOutcome, CommError> {
     let system = |what| move |source| CommError::System { what, reason: source };
-    let listener = socket::listen_anywhere(ip, meeting.options)?;
-    let port = listener.local_addr().map_err(system("tell a port"))?.port();
+    let listener = socket::listen_anywhere(ip, context.options)?;
+    let port = listener.local_addr().map_err(system("read the port of a listener"))?.port();
     let addresses = socket::own_addresses(ip, port)?;
-    let drawn = system("give random numbers");
-    let id = u64::from_le_bytes(random().map_err(drawn)?).max(1);
-    let (credentials, secret) = match &seeker.given {
+    let id = u64::from_le_bytes(random().map_err(system("provide random numbers"))?).max(1);
+    let (credentials, secret) = match &search.given {
         Some(given) => (given.clone(), None),
         None => {
-            let secret = hex(&random::<32>().map_err(system("give random numbers"))?);
-            (Credentials::File(Ok(Key::new(&secret))), Some(secret))
+            let secret = hex(&random::<32>().map_err(system("provide random numbers"))?);
+            (Credentials::File(Ok(SecretKey::new(&secret))), Some(secret))
         }
     };
-    let is_rank_0 = meeting.rank == Some(0);
-    let notice = Notice { id, is_rank_0, host: meeting.name.clone(), addresses, secret };
-    // After the port is open, so that whoever sees the notice finds somebody there.
-    let posted = Posted::post(&seeker.dir, &notice).map_err(|reason| unusable(&seeker.dir, &reason))?;
+    let is_rank_0 = context.rank == Some(0);
+    let notice = Notice { id, is_rank_0, host: context.name.clone(), addresses, secret };
+    // Posted after the port is open, so that a process that sees the notice can connect.
+    let posted = PostedNotice::post(&search.dir, &notice).map_err(|reason| unusable(&search.dir, &reason))?;
     let posted = Arc::new(posted);
-    let watch = Watch::start(seeker.clone(), &notice, &posted)?;
-    let venue = Venue { listener, generation: id, credentials, left: Left::Notice(posted) };
-    let hosted = host::host(meeting, venue, &mut || watch.interruption());
-    match hosted {
-        Ok(Some(met)) => {
-            watch.0.has_met.store(true, Ordering::Release);
-            Ok(Led::Met(met))
+    let watch = Watch::start(search.clone(), &notice, &posted)?;
+    let listening = Listening { listener, generation: id, credentials, files: TempFiles::Notice(posted) };
+    match rank0::join(context, listening, &mut || watch.interruption()) {
+        Ok(Some(joined)) => {
+            watch.0.has_joined.store(true, Ordering::Release);
+            Ok(LeadOutcome::Joined(joined))
         }
-        Ok(None) => Ok(Led::StoodDown(watch.0.seen().found.take())),
+        Ok(None) => Ok(LeadOutcome::OtherLeader(watch.0.findings().leader.take())),
         Err(CommError::Missing { ranks, world, rendezvous, waited, mut notes }) => {
-            notes.append(&mut watch.0.seen().troubles);
+            notes.append(&mut watch.0.findings().problems);
             Err(CommError::Missing { ranks, world, rendezvous, waited, notes })
         }
         Err(error) => Err(error),
     }
 }
 
-/// A leader's eye on the directory, in a thread of its own: looking may take seconds, and guests must not wait for it.
-struct Watch(Arc<Shared>);
+/// A leader's watch on the directory, in a separate thread: a scan may take seconds, and peers must
+/// not wait for it.
+struct Watch(Arc<WatchState>);
 
 #[derive(Default)]
-struct Shared {
-    /// The meeting is over, one way or the other.
+struct WatchState {
+    /// Joining has ended, with or without success.
     is_over: AtomicBool,
-    has_met: AtomicBool,
-    seen: Mutex<Seen>,
+    has_joined: AtomicBool,
+    findings: Mutex<Findings>,
 }
 
+/// The result of the last scan.
 #[derive(Default)]
-struct Seen {
-    found: Option<Found>,
-    failure: Option<CommError>,
-    troubles: Vec<String>,
+struct Findings {
+    leader: Option<FoundLeader>,
+    error: Option<CommError>,
+    problems: Vec<String>,
 }
 
 impl Watch {
-    fn start(mut seeker: Seeker, own: &Notice, posted: &Arc<Posted>) -> Result<Watch, CommError> {
-        let shared = Arc::<Shared>::default();
-        seeker.pass_over(own.id);
-        let (state, own, posted) = (shared.clone(), own.precedence(), Arc::downgrade(posted));
-        let run = move || watch(seeker, own, &posted, &state);
+    fn start(mut search: LeaderSearch, own: &Notice, posted: &Arc<PostedNotice>) -> Result<Watch, CommError> {
+        let shared = Arc::<WatchState>::default();
+        search.skip(own.id);
+        let (state, own, posted) = (shared.clone(), own.priority(), Arc::downgrade(posted));
+        let run = move || watch(search, own, &posted, &state);
         let thread = std::thread::Builder::new().name("hetseq-watch".to_owned()).spawn(run);
         thread.map_err(|source| CommError::System { what: "start a thread", reason: source })?;
         Ok(Watch(shared))
     }
 
     fn interruption(&self) -> Option<Interruption> {
-        let mut seen = self.0.seen();
-        match (seen.failure.take(), &seen.found) {
-            (Some(failure), _) => Some(Interruption::Fail(failure)),
-            (None, Some(_)) => Some(Interruption::StandDown),
+        let mut findings = self.0.findings();
+        match (findings.error.take(), &findings.leader) {
+            (Some(error), _) => Some(Interruption::Fail(error)),
+            (None, Some(_)) => Some(Interruption::OtherLeader),
             (None, None) => None,
         }
     }
 }
 
-impl Shared {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        locked(&self.seen)
+impl WatchState {
+    fn findings(&self) -> MutexGuard<'_, Findings> {
+        locked(&self.findings)
     }
 }
 
@@ -183,26 +192,26 @@ impl Drop for Watch {
     }
 }
 
-fn watch(mut seeker: Seeker, own: Precedence, posted: &Weak<Posted>, shared: &Shared) {
+fn watch(mut search: LeaderSearch, own: LeaderPriority, posted: &Weak<PostedNotice>, state: &WatchState) {
     let start = Instant::now();
-    while !shared.is_over.load(Ordering::Acquire) {
+    while !state.is_over.load(Ordering::Acquire) {
         let Some(notice) = posted.upgrade() else { return };
-        notice.renew();
+        notice.restore();
         drop(notice);
-        let (found, failure) = match seeker.find(Some(own)) {
-            Ok(Some(found)) if seeker.is_told_to_lead() => (None, seeker.twin(found)),
-            Ok(found) => (found, None),
-            Err(failure) => (None, Some(failure)),
+        let (leader, error) = match search.find(Some(own)) {
+            Ok(Some(leader)) if search.is_rank_0() => (None, search.check_second_rank_0(leader)),
+            Ok(leader) => (leader, None),
+            Err(error) => (None, Some(error)),
         };
-        let mut seen = shared.seen();
-        *seen = Seen { found, failure, troubles: seeker.troubles() };
-        if seen.found.is_some() || seen.failure.is_some() {
+        let mut findings = state.findings();
+        *findings = Findings { leader, error, problems: search.problems() };
+        if findings.leader.is_some() || findings.error.is_some() {
             return;
         }
-        drop(seen);
-        std::thread::sleep(if start.elapsed() < EARLY { LOOK } else { LOOK_LATER });
+        drop(findings);
+        std::thread::sleep(if start.elapsed() < FAST_SCAN_PHASE { SCAN_INTERVAL } else { SLOW_SCAN_INTERVAL });
     }
-    if shared.has_met.load(Ordering::Acquire) {
-        seeker.clean_up();
+    if state.has_joined.load(Ordering::Acquire) {
+        search.clean_up();
     }
 }

@@ -1,69 +1,70 @@
-//! `tcp://host:port`: rank 0 listens at an address that all ranks were told, and the others dial it.
+//! `tcp://host:port`: rank 0 listens at an address that all ranks know, and the peers dial it.
 //!
-//! Until a rank has the roster, what goes wrong may be right in a moment (a machine that boots, a port not yet open, an
-//! earlier run that is just ending, a secret that rank 0 is about to replace), so it tries again until the deadline.
+//! Before a rank has the member list, an error may be temporary (a machine that boots, a port not
+//! yet open, an earlier run that is just ending, a secret that rank 0 is about to replace). So the
+//! rank retries until the deadline. Called by `mod.rs`.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::doorkeeper::Left;
-use super::greeting::{self, Party};
-use super::guest::{self, Setback};
-use super::host::{self, Venue};
+use super::auth::{self, LocalParty};
+use super::handshake::{Handshake, HandshakeError};
+use super::late_join::TempFiles;
+use super::peer::{self, JoinFailure};
+use super::rank0::{self, Listening};
 use super::refusal::Refusal;
-use super::talk::{Talk, TalkError};
-use super::{HANDSHAKE, Meeting, Met, Reminder};
+use super::{HANDSHAKE_TIMEOUT, JoinContext, Joined, Reminder};
 use crate::error::CommError;
-use crate::secret::{Credentials, Key, Secret};
+use crate::secret::{Credentials, Secret, SecretKey};
 use crate::secret_file::{self, SecretFile};
 use crate::socket;
 
-/// The pause between two attempts to reach rank 0, and the longest that one attempt may take.
-const RETRY: Duration = Duration::from_millis(100);
-const ATTEMPT: Duration = Duration::from_secs(5);
-/// The pause after rank 0 answered but would not have us: it does not change its mind so soon.
-const REFUSED_RETRY: Duration = Duration::from_millis(500);
+/// The pause between two attempts to reach rank 0, and the timeout of one attempt.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause after rank 0 answered but refused this rank: the reason does not go away quickly.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
-/// The address, and what depends on it.
-pub(super) struct Fixed<'a> {
-    pub(super) meeting: &'a Meeting<'a>,
+/// A rendezvous at a fixed address.
+pub(super) struct FixedAddress<'a> {
+    pub(super) context: &'a JoinContext<'a>,
     pub(super) host: &'a str,
     pub(super) port: u16,
 }
 
-impl Fixed<'_> {
-    /// Gathers the ranks as rank 0, or joins them.
-    pub(super) fn meet(&self) -> Result<Met, CommError> {
-        let ip = socket::chosen_ip(self.meeting.options)?;
-        if self.meeting.rank != Some(0) {
-            return self.visit(ip);
+impl FixedAddress<'_> {
+    /// Waits for the peers as rank 0, or joins rank 0 as a peer.
+    pub(super) fn join(&self) -> Result<Joined, CommError> {
+        let ip = socket::chosen_ip(self.context.options)?;
+        if self.context.rank != Some(0) {
+            return self.join_rank0(ip);
         }
         let listener = socket::listen_at(ip, self.port)?;
-        // Now that the port is ours: a second rank 0 must not replace the secret of the first.
-        let (credentials, left) = self.issue_secret()?;
-        let venue = Venue { listener, generation: 0, credentials, left };
-        host::host(self.meeting, venue, &mut || None)?.ok_or_else(|| CommError::Rendezvous {
-            with: self.meeting.at.clone(),
-            detail: "it was given up".to_owned(),
+        // After the port is bound: a second rank 0 must not replace the secret of the first.
+        let (credentials, files) = self.issue_secret()?;
+        let listening = Listening { listener, generation: 0, credentials, files };
+        rank0::join(self.context, listening, &mut || None)?.ok_or_else(|| CommError::Rendezvous {
+            with: self.context.rendezvous.clone(),
+            detail: "it was interrupted".to_owned(),
         })
     }
 
-    fn visit(&self, ip: Option<IpAddr>) -> Result<Met, CommError> {
+    fn join_rank0(&self, ip: Option<IpAddr>) -> Result<Joined, CommError> {
         let mut reminder = Reminder::new(Instant::now());
         loop {
             let credentials = self.find_secret()?;
-            let reached = self.greet_zero(&credentials, ip).map_err(Setback::Early);
-            let error = match reached.and_then(|home| guest::stay(self.meeting, home, &credentials, ip)) {
-                Ok(met) => return Ok(met),
-                Err(Setback::Final(error)) => return Err(error),
-                Err(Setback::Early(error)) => error,
+            let connected = self.connect(&credentials, ip).map_err(JoinFailure::Early);
+            let error = match connected.and_then(|handshake| peer::join(self.context, handshake, &credentials, ip)) {
+                Ok(joined) => return Ok(joined),
+                Err(JoinFailure::Final(error)) => return Err(error),
+                Err(JoinFailure::Early(error)) => error,
             };
             let Some(pause) = pause_after(&error, &credentials) else {
                 return Err(error.into_error(&self.rank_0()));
             };
-            if self.meeting.left() <= pause {
-                return Err(self.given_up(error, &credentials));
+            if self.context.time_left() <= pause {
+                return Err(self.timeout_error(error, &credentials));
             }
             if reminder.is_due(Instant::now()) {
                 tracing::info!("waiting for {}: {}", self.rank_0(), detail(&error, &credentials));
@@ -72,72 +73,76 @@ impl Fixed<'_> {
         }
     }
 
-    /// Dials rank 0 once.
-    fn greet_zero(&self, credentials: &Credentials, ip: Option<IpAddr>) -> Result<Talk, TalkError> {
-        let addresses = (self.host, self.port).to_socket_addrs().map_err(TalkError::Io)?;
-        let left = self.meeting.left();
+    /// Dials rank 0 once and authenticates.
+    fn connect(&self, credentials: &Credentials, ip: Option<IpAddr>) -> Result<Handshake, HandshakeError> {
+        let addresses = (self.host, self.port).to_socket_addrs().map_err(HandshakeError::Io)?;
+        let time_left = self.context.time_left();
         let mut failure = std::io::Error::other("the name has no address");
         for address in addresses {
-            match socket::dial(address, ip, left.min(ATTEMPT)) {
+            match socket::dial(address, ip, time_left.min(ATTEMPT_TIMEOUT)) {
                 Ok(stream) => {
-                    let mut talk = Talk::new(stream, left.clamp(Duration::from_millis(1), HANDSHAKE))?;
-                    let (rank, encrypt) = (self.meeting.rank, self.meeting.options.encrypt);
-                    greeting::dial(&mut talk, &Party { rank, generation: 0, credentials, encrypt }, 0)?;
-                    return Ok(talk);
+                    let timeout = time_left.clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
+                    let mut handshake = Handshake::new(stream, timeout)?;
+                    let (rank, encrypt) = (self.context.rank, self.context.options.encrypt);
+                    auth::dial(&mut handshake, &LocalParty { rank, generation: 0, credentials, encrypt }, 0)?;
+                    return Ok(handshake);
                 }
                 Err(error) => failure = error,
             }
         }
-        Err(TalkError::Io(failure))
+        Err(HandshakeError::Io(failure))
     }
 
-    /// Rank 0's: with a file for the others, if that is where they look for it.
-    fn issue_secret(&self) -> Result<(Credentials, Left), CommError> {
-        let Some(path) = self.secret_file() else { return Ok((self.find_secret()?, Left::Nothing)) };
+    /// Returns rank 0's credentials; writes the secret to a file if the peers read it from there.
+    fn issue_secret(&self) -> Result<(Credentials, TempFiles), CommError> {
+        let Some(path) = self.secret_file() else { return Ok((self.find_secret()?, TempFiles::Nothing)) };
         let cannot = |reason| CommError::SecretFile { path: path.display().to_string(), reason };
-        let file = SecretFile::make(&path).map_err(cannot)?;
-        Ok((Credentials::File(Ok(Key::new(file.secret()))), Left::Secret(file)))
+        let file = SecretFile::create(&path).map_err(cannot)?;
+        Ok((Credentials::File(Ok(SecretKey::new(file.secret()))), TempFiles::Secret(file)))
     }
 
-    /// The others', as it is now: rank 0 may replace its file at any time.
+    /// Returns a peer's credentials. Read at each attempt: rank 0 may replace its file at any time.
     fn find_secret(&self) -> Result<Credentials, CommError> {
         if let Some(path) = self.secret_file() {
-            return Ok(Credentials::File(secret_file::read(&path).map(|secret| Key::new(&secret))));
+            return Ok(Credentials::File(secret_file::read(&path).map(|secret| SecretKey::new(&secret))));
         }
-        match &self.meeting.options.secret {
+        match &self.context.options.secret {
             Secret::Given(secret) => Credentials::given(secret),
             Secret::None | Secret::InDirectory(_) => Ok(Credentials::None),
         }
     }
 
-    /// By the port, so that an evaluation beside a training in the same directory has a secret of its own.
+    /// The path of the secret. It contains the port, so that an evaluation beside a training in the
+    /// same directory has a different secret.
     fn secret_file(&self) -> Option<PathBuf> {
-        match &self.meeting.options.secret {
+        match &self.context.options.secret {
             Secret::InDirectory(dir) => Some(dir.join(format!(".secret-{}", self.port))),
             Secret::None | Secret::Given(_) => None,
         }
     }
 
     fn rank_0(&self) -> String {
-        format!("rank 0 at {}", self.meeting.at)
+        format!("rank 0 at {}", self.context.rendezvous)
     }
 
-    /// The deadline has passed, and this was the last attempt.
-    fn given_up(&self, error: TalkError, credentials: &Credentials) -> CommError {
-        let waited = self.meeting.options.join;
+    /// The error to report when the deadline has passed; `error` is that of the last attempt.
+    fn timeout_error(&self, error: HandshakeError, credentials: &Credentials) -> CommError {
+        let waited = self.context.options.join;
         let no_secret = |reason: &str| {
             let path = self.secret_file().unwrap_or_default().display().to_string();
             CommError::NoSecret { path, reason: reason.to_owned(), waited }
         };
         match (error, credentials) {
-            (TalkError::WeRefused(Refusal::NoSecretYet), Credentials::File(Err(why))) => no_secret(why),
-            (TalkError::WeRefused(Refusal::SecretWrong) | TalkError::RefusedUs(Refusal::SecretWrong), _) => {
-                no_secret("what is in it is not the secret of that rank 0")
+            (HandshakeError::WeRefused(Refusal::NoSecretYet), Credentials::File(Err(why))) => no_secret(why),
+            (HandshakeError::WeRefused(Refusal::SecretWrong) | HandshakeError::RefusedUs(Refusal::SecretWrong), _) => {
+                no_secret("its content is not the secret of that rank 0")
             }
-            (error @ (TalkError::RefusedUs(_) | TalkError::WeRefused(_)), _) => error.into_error(&self.rank_0()),
+            (error @ (HandshakeError::RefusedUs(_) | HandshakeError::WeRefused(_)), _) => {
+                error.into_error(&self.rank_0())
+            }
             (error, _) => CommError::Unreachable {
                 what: "rank 0".to_owned(),
-                address: self.meeting.at.clone(),
+                address: self.context.rendezvous.clone(),
                 waited,
                 detail: error.to_string(),
             },
@@ -145,26 +150,26 @@ impl Fixed<'_> {
     }
 }
 
-/// How long to wait before the next attempt; `None` if it would fail the same way.
-fn pause_after(error: &TalkError, credentials: &Credentials) -> Option<Duration> {
+/// How long to wait before the next attempt; `None` if it would fail in the same way.
+fn pause_after(error: &HandshakeError, credentials: &Credentials) -> Option<Duration> {
     let is_file = matches!(credentials, Credentials::File(_));
     match error {
-        TalkError::Io(_) | TalkError::Closed | TalkError::TimedOut => Some(RETRY),
-        TalkError::RefusedUs(refusal) | TalkError::WeRefused(refusal) => match refusal {
-            // The file may be of an earlier start, or not be there yet.
-            Refusal::SecretWrong | Refusal::NoSecretYet if is_file => Some(REFUSED_RETRY),
+        HandshakeError::Io(_) | HandshakeError::Closed | HandshakeError::TimedOut => Some(RETRY_PAUSE),
+        HandshakeError::RefusedUs(refusal) | HandshakeError::WeRefused(refusal) => match refusal {
+            // The file may be that of an earlier start, or not exist yet.
+            Refusal::SecretWrong | Refusal::NoSecretYet if is_file => Some(REFUSED_PAUSE),
             // A run may be ending because it lost this very rank, and start again.
-            Refusal::UnderWay { .. } => Some(REFUSED_RETRY),
+            Refusal::AlreadyStarted { .. } => Some(REFUSED_PAUSE),
             _ => None,
         },
         _ => None,
     }
 }
 
-/// What is wrong, with the part that only this rank knows.
-fn detail(error: &TalkError, credentials: &Credentials) -> String {
+/// The error's text, with the part that only this rank knows.
+fn detail(error: &HandshakeError, credentials: &Credentials) -> String {
     match (error, credentials) {
-        (TalkError::WeRefused(Refusal::NoSecretYet), Credentials::File(Err(why))) => {
+        (HandshakeError::WeRefused(Refusal::NoSecretYet), Credentials::File(Err(why))) => {
             format!("{error} (the file here: {why})")
         }
         _ => error.to_string(),

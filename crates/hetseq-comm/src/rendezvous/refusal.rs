@@ -1,7 +1,8 @@
-//! Why a rank may not take part, as data: it travels to the ranks it concerns, and each words it from
-//! its own point of view.
+//! Why a rank may not join, as data: it is sent to the ranks that it concerns, and each words it
+//! from its own point of view.
 //!
-//! Made by whoever answers a connection; turned into a [`CommError`] by whoever reads it.
+//! Created by the side that answers a connection; converted into a [`CommError`] by the side that
+//! reads it.
 
 use std::time::Duration;
 
@@ -14,50 +15,52 @@ use crate::secret::{ADVICE, SecretKind};
 /// Values and reasons longer than this are cut when shown.
 const SHOWN_BYTES: usize = 4096;
 
-/// Whom a refusal that names two ranks is told to, so that it can say "here".
+/// The reader of a refusal that names two ranks, so that the text can say "here".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reader {
-    Zero,
+    Rank0,
+    /// The rank that differs from rank 0.
     Other,
+    /// A third rank.
     Bystander,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Refusal {
-    /// The rank has this number already, or it is nobody's to take.
-    Taken {
+    /// Another process has this rank already, or the rank does not exist.
+    RankTaken {
         rank: u64,
         name: String,
         address: String,
     },
-    /// One side has its secret from elsewhere than the other.
+    /// The two sides have their secrets from different kinds of sources.
     SecretKind {
-        newcomer: SecretKind,
-        here: SecretKind,
+        dialer: SecretKind,
+        answerer: SecretKind,
     },
-    /// The newcomer does not see the file with the secret.
+    /// The dialer cannot read the file with the secret.
     NoSecretYet,
     SecretWrong,
     /// One side encrypts and the other does not.
     Encryption {
-        newcomer: bool,
+        dialer: bool,
     },
-    /// A connection for a group that is not this one.
+    /// The connection is for another group.
     OtherGroup,
-    /// It speaks another version of the protocol.
+    /// The dialer uses another version of the protocol.
     Protocol {
         theirs: u8,
         ours: u8,
     },
-    /// A rank runs something else than rank 0, so the run is called off for all.
+    /// A rank differs from rank 0, so the run is cancelled for all.
     Mismatch {
-        zero_name: String,
+        rank0_name: String,
         rank: Option<u64>,
         name: String,
         differences: Vec<Difference>,
         reader: Reader,
     },
-    /// Ranks that never came, so the run is called off for those that did.
+    /// Some ranks never joined, so the run is cancelled for those that did.
     Missing {
         ranks: Vec<u64>,
         world: u64,
@@ -65,14 +68,14 @@ pub(super) enum Refusal {
         waited: Duration,
         notes: Vec<String>,
     },
-    /// The group exists and takes nobody in.
-    UnderWay {
+    /// The group exists and accepts no more ranks.
+    AlreadyStarted {
         seconds_ago: u64,
         world: u64,
     },
-    /// Another rank 0 leads the meeting, and everybody goes there.
+    /// Another process leads, and all ranks join that one.
     Moved,
-    /// A rank failed after all had come.
+    /// A rank failed after all had joined.
     Failed {
         rank: u64,
         name: String,
@@ -81,36 +84,36 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// The same, told to somebody else.
-    pub(super) fn to(&self, whom: Reader) -> Refusal {
-        let mut told = self.clone();
-        if let Refusal::Mismatch { reader, .. } = &mut told {
-            *reader = whom;
+    /// Returns the same refusal, worded for another reader.
+    pub(super) fn for_reader(&self, new_reader: Reader) -> Refusal {
+        let mut refusal = self.clone();
+        if let Refusal::Mismatch { reader, .. } = &mut refusal {
+            *reader = new_reader;
         }
-        told
+        refusal
     }
 
-    /// As an error for whoever got it from `by`.
+    /// Converts into the error of a rank that was refused by `by`.
     pub(super) fn into_error(self, by: &str) -> CommError {
         let refused = |reason: &str| CommError::Refused { by: by.to_owned(), reason: reason.to_owned() };
         match self {
-            Refusal::Taken { .. }
+            Refusal::RankTaken { .. }
             | Refusal::SecretKind { .. }
             | Refusal::NoSecretYet
             | Refusal::SecretWrong
             | Refusal::Encryption { .. }
             | Refusal::OtherGroup
-            | Refusal::UnderWay { .. }
+            | Refusal::AlreadyStarted { .. }
             | Refusal::Moved
             | Refusal::Protocol { .. } => refused(&self.reason()),
-            Refusal::Mismatch { zero_name, rank, name, differences, reader } => {
+            Refusal::Mismatch { rank0_name, rank, name, differences, reader } => {
                 let named = |rank: Option<u64>, name: &str| match rank {
                     Some(rank) => format!("rank {rank} ({})", shown_line(name, SHOWN_BYTES)),
                     None => shown_line(name, SHOWN_BYTES),
                 };
-                let (zero, other) = (named(Some(0), &zero_name), named(rank, &name));
-                let worded = |d: &Difference| worded(d, &zero, &other, reader);
-                CommError::Mismatch { differences: differences.iter().map(worded).collect() }
+                let (rank0, other) = (named(Some(0), &rank0_name), named(rank, &name));
+                let described = |difference: &Difference| describe(difference, &rank0, &other, reader);
+                CommError::Mismatch { differences: differences.iter().map(described).collect() }
             }
             Refusal::Missing { ranks, world, rendezvous, waited, notes } => CommError::Missing {
                 ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
@@ -126,41 +129,41 @@ impl Refusal {
         }
     }
 
-    /// In a word or two.
+    /// A short name for the reject log.
     pub(super) fn kind(&self) -> &'static str {
         match self {
-            Refusal::Taken { .. } => "a rank taken twice",
-            Refusal::SecretKind { .. } => "another kind of secret",
+            Refusal::RankTaken { .. } => "duplicate rank",
+            Refusal::SecretKind { .. } => "different kind of secret",
             Refusal::NoSecretYet => "no secret",
-            Refusal::SecretWrong => "a wrong secret",
-            Refusal::Encryption { .. } => "another comm.encrypt",
-            Refusal::OtherGroup => "another run",
-            Refusal::Protocol { .. } => "another protocol version",
-            Refusal::Mismatch { .. } => "another configuration",
-            Refusal::Missing { .. } => "ranks missing",
-            Refusal::UnderWay { .. } => "too late",
+            Refusal::SecretWrong => "wrong secret",
+            Refusal::Encryption { .. } => "different comm.encrypt",
+            Refusal::OtherGroup => "different run",
+            Refusal::Protocol { .. } => "different protocol version",
+            Refusal::Mismatch { .. } => "different configuration",
+            Refusal::Missing { .. } => "missing ranks",
+            Refusal::AlreadyStarted { .. } => "too late",
             Refusal::Moved => "moved",
-            Refusal::Failed { .. } => "a failed rank",
+            Refusal::Failed { .. } => "failed rank",
         }
     }
 
-    /// In one line, for the log of the side that refuses.
+    /// The reason in one line, for the log of the refusing side and for errors.
     pub(super) fn reason(&self) -> String {
         match self {
-            Refusal::Taken { rank, name, address } => format!(
+            Refusal::RankTaken { rank, name, address } => format!(
                 "rank {rank} is already taken by {} ({}); give every process its own rank",
                 shown_line(name, SHOWN_BYTES),
                 shown_line(address, SHOWN_BYTES)
             ),
-            Refusal::SecretKind { newcomer, here } => {
-                let what = match (newcomer, here) {
+            Refusal::SecretKind { dialer, answerer } => {
+                let what = match (dialer, answerer) {
                     (SecretKind::Given, SecretKind::File) => {
-                        "HETSEQ_SECRET is set on the newcomer but not on the rank it came to"
+                        "HETSEQ_SECRET is set on the connecting rank but not on the rank it connects to"
                     }
                     (SecretKind::File, SecretKind::Given) => {
-                        "HETSEQ_SECRET is set on the rank it came to but not on the newcomer"
+                        "HETSEQ_SECRET is set on the rank it connects to but not on the connecting rank"
                     }
-                    _ => "the newcomer and the rank it came to do not both have a secret",
+                    _ => "the connecting rank and the rank it connects to do not both have a secret",
                 };
                 format!("{what}; {ADVICE}")
             }
@@ -168,29 +171,29 @@ impl Refusal {
                 format!("it does not see the file with this run's secret; if the directory is not shared, {ADVICE}")
             }
             Refusal::SecretWrong => format!("the shared secrets differ; {ADVICE}"),
-            Refusal::Encryption { newcomer } => format!(
-                "comm.encrypt is {newcomer} on the newcomer and {} on the rank it came to; set it to the same on all \
-                 ranks",
-                !newcomer
+            Refusal::Encryption { dialer } => format!(
+                "comm.encrypt is {dialer} on the connecting rank and {} on the rank it connects to; set it to the same \
+                 value on all ranks",
+                !dialer
             ),
             Refusal::OtherGroup => "the connection belongs to another or earlier run".to_owned(),
             Refusal::Protocol { theirs, ours } => {
                 format!("protocol version {theirs} instead of {ours}; use the same hetseq binary on all ranks")
             }
-            Refusal::UnderWay { seconds_ago, world } => format!(
-                "this run is under way: it began {} ago with {world} ranks. Wait until it ends, or end it and start all \
-                 ranks again",
+            Refusal::AlreadyStarted { seconds_ago, world } => format!(
+                "this run has already started: it began {} ago with {world} ranks. Wait until it ends, or stop it and \
+                 start all ranks again",
                 elapsed(*seconds_ago)
             ),
-            Refusal::Moved => "the ranks meet at another rank 0 now".to_owned(),
-            Refusal::Mismatch { .. } => "it does not run the same thing as rank 0".to_owned(),
-            Refusal::Missing { .. } => "not all ranks came".to_owned(),
+            Refusal::Moved => "the ranks join another rank 0 now".to_owned(),
+            Refusal::Mismatch { .. } => "its configuration, data or build differs from rank 0's".to_owned(),
+            Refusal::Missing { .. } => "not all ranks joined".to_owned(),
             Refusal::Failed { .. } => "another rank failed".to_owned(),
         }
     }
 }
 
-/// `40 s`, `12 min`, `3 h`, `2 days`: in the largest unit of which there are two.
+/// `40 s`, `12 min`, `3 h`, `2 days`: in the largest unit of which there are at least two.
 fn elapsed(seconds: u64) -> String {
     let units = [(86_400, "days"), (3600, "h"), (60, "min")];
     let fitting = units.into_iter().find(|(length, _)| seconds >= 2 * length);
@@ -198,19 +201,19 @@ fn elapsed(seconds: u64) -> String {
     format!("{} {unit}", seconds / length)
 }
 
-/// `optim.lr: 0.1 here, 0.2 on rank 1 (beta)`, with the reader's own side first and called "here".
-fn worded(difference: &Difference, zero: &str, other: &str, reader: Reader) -> String {
+/// `optim.lr: 0.1 here, 0.2 on rank 1 (beta)`: the reader's own side first, called "here".
+fn describe(difference: &Difference, rank0: &str, other: &str, reader: Reader) -> String {
     let side = |value: &Option<String>, name: &str, is_here: bool| {
         let value = value.as_deref().map_or("absent".to_owned(), |v| shown(v, SHOWN_BYTES));
         if is_here { format!("{value} here") } else { format!("{value} on {name}") }
     };
-    let on_zero = side(&difference.on_zero, zero, reader == Reader::Zero);
+    let on_rank0 = side(&difference.on_zero, rank0, reader == Reader::Rank0);
     let on_other = side(&difference.on_other, other, reader == Reader::Other);
     let key = shown(&difference.key, SHOWN_BYTES);
     if reader == Reader::Other {
-        format!("{key}: {on_other}, {on_zero}")
+        format!("{key}: {on_other}, {on_rank0}")
     } else {
-        format!("{key}: {on_zero}, {on_other}")
+        format!("{key}: {on_rank0}, {on_other}")
     }
 }
 
@@ -219,35 +222,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_worded_as_people_do() {
-        let worded: Vec<String> = [0, 90, 120, 7199, 7200, 200_000].map(elapsed).into();
-        assert_eq!(worded, ["0 s", "90 s", "2 min", "119 min", "2 h", "2 days"]);
+    fn elapsed_time_uses_readable_units() {
+        let shown: Vec<String> = [0, 90, 120, 7199, 7200, 200_000].map(elapsed).into();
+        assert_eq!(shown, ["0 s", "90 s", "2 min", "119 min", "2 h", "2 days"]);
     }
 
     #[test]
-    fn nobody_adds_a_line_to_a_log() {
-        let taken = |text: &str| Refusal::Taken { rank: 1, name: text.to_owned(), address: text.to_owned() };
+    fn peer_text_cannot_add_a_line_to_a_log() {
+        let taken = |text: &str| Refusal::RankTaken { rank: 1, name: text.to_owned(), address: text.to_owned() };
         assert_eq!(taken("beta\nrank 2: all is well").reason().lines().count(), 1);
     }
 
     #[test]
     fn a_difference_is_worded_for_its_reader() {
         let refusal = |rank| Refusal::Mismatch {
-            zero_name: "alpha".into(),
+            rank0_name: "alpha".into(),
             rank,
             name: "beta".into(),
             differences: vec![
                 Difference { key: "optim.lr".into(), on_zero: Some("0.1".into()), on_other: Some("0.2".into()) },
                 Difference { key: "data".into(), on_zero: None, on_other: Some("ff".into()) },
             ],
-            reader: Reader::Zero,
+            reader: Reader::Rank0,
         };
-        let seen_by = |rank, reader| match refusal(rank).to(reader).into_error("rank 0") {
+        let seen_by = |rank, reader| match refusal(rank).for_reader(reader).into_error("rank 0") {
             CommError::Mismatch { differences } => differences,
             other => panic!("{other}"),
         };
         assert_eq!(
-            seen_by(Some(1), Reader::Zero),
+            seen_by(Some(1), Reader::Rank0),
             ["optim.lr: 0.1 here, 0.2 on rank 1 (beta)", "data: absent here, ff on rank 1 (beta)"]
         );
         assert_eq!(
@@ -256,6 +259,6 @@ mod tests {
         );
         let bystander = &seen_by(Some(1), Reader::Bystander)[0];
         assert_eq!(bystander, "optim.lr: 0.1 on rank 0 (alpha), 0.2 on rank 1 (beta)");
-        assert_eq!(seen_by(None, Reader::Zero)[0], "optim.lr: 0.1 here, 0.2 on beta");
+        assert_eq!(seen_by(None, Reader::Rank0)[0], "optim.lr: 0.1 here, 0.2 on beta");
     }
 }

@@ -1,27 +1,28 @@
-//! Meetings in which one party is played by hand, to misbehave in ways that `Group::join` never does.
+//! Rendezvous tests in which the test plays one party by hand, to misbehave in ways that
+//! `Group::join` never does.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, sleep, spawn};
 
-use super::greeting::Party;
-use super::talk::{Hello, Message, Roster, Talk, TalkError};
+use super::auth::LocalParty;
+use super::handshake::{Handshake, HandshakeError, Hello, MemberList, Message};
 use super::*;
-use crate::frame::{Accept, Frame, Kind, read_frame};
+use crate::frame::{Accept, Frame, FrameKind, read_frame};
 use crate::secret::Credentials;
-use crate::{Group, Place, Rendezvous};
+use crate::{Group, RankEnv, Rendezvous};
 
-fn place(rank: usize, world: usize, port: u16) -> Place {
+fn rank_env(rank: usize, world: usize, port: u16) -> RankEnv {
     let rendezvous = Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port };
-    Place { rank: Some(rank), world, rendezvous, source: "the test" }
+    RankEnv { rank: Some(rank), world, rendezvous, source: "the test" }
 }
 
 fn join(rank: usize, world: usize, port: u16) -> JoinHandle<Result<Group, CommError>> {
     let options = Options { join: Duration::from_secs(10), name: Some(format!("host{rank}")), ..Options::default() };
-    spawn(move || Group::join(&place(rank, world, port), &Identity::new(), &options))
+    spawn(move || Group::join(&rank_env(rank, world, port), &Identity::new(), &options))
 }
 
-/// A free port from the system; unlike a fixed one it is not used again soon.
+/// Returns a free port from the system; unlike a fixed one it is not reused soon.
 fn free_port() -> u16 {
     TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap().local_addr().unwrap().port()
 }
@@ -35,12 +36,12 @@ fn dial(port: u16) -> TcpStream {
     }
 }
 
-/// Greets rank 0 as `rank` and says hello with `hello_rank`.
-fn sit_down(rank: usize, hello_rank: u64, world: u64, port: u16) -> Talk {
-    let mut talk = Talk::new(dial(port), HANDSHAKE).unwrap();
-    greeting::dial(
-        &mut talk,
-        &Party { rank: Some(rank), generation: 0, credentials: &Credentials::None, encrypt: false },
+/// Authenticates with rank 0 as `rank` and sends a hello with `hello_rank`.
+fn join_by_hand(rank: usize, hello_rank: u64, world: u64, port: u16) -> Handshake {
+    let mut handshake = Handshake::new(dial(port), HANDSHAKE_TIMEOUT).unwrap();
+    auth::dial(
+        &mut handshake,
+        &LocalParty { rank: Some(rank), generation: 0, credentials: &Credentials::None, encrypt: false },
         0,
     )
     .unwrap();
@@ -49,22 +50,22 @@ fn sit_down(rank: usize, hello_rank: u64, world: u64, port: u16) -> Talk {
         world,
         name: format!("raw{rank}"),
         listener: Some("127.0.0.1:9".parse().unwrap()),
-        pace: Pace::new(Duration::from_secs(60)),
+        timing: HeartbeatTiming::new(Duration::from_secs(60)),
         identity: Identity::new(),
     };
-    talk.send(&Message::Hello(hello)).unwrap();
-    talk
+    handshake.send(&Message::Hello(hello)).unwrap();
+    handshake
 }
 
-fn roster(talk: &mut Talk) -> Roster {
-    match talk.receive().unwrap() {
-        Message::Roster(roster) => roster,
+fn member_list(handshake: &mut Handshake) -> MemberList {
+    match handshake.receive().unwrap() {
+        Message::MemberList(list) => list,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn reminds_after_two_seconds_then_every_ten() {
+fn reminders_come_after_two_seconds_then_every_ten() {
     let start = Instant::now();
     let mut reminder = Reminder::new(start);
     let due: Vec<u64> = (0..30).filter(|s| reminder.is_due(start + Duration::from_secs(*s))).collect();
@@ -72,66 +73,66 @@ fn reminds_after_two_seconds_then_every_ten() {
 }
 
 #[test]
-fn a_restarted_rank_takes_its_own_place() {
+fn a_restarted_rank_replaces_its_old_connection() {
     let port = free_port();
     let zero = join(0, 3, port);
-    let first_life = sit_down(1, 1, 3, port);
+    let first_process = join_by_hand(1, 1, 3, port);
     sleep(Duration::from_millis(200));
-    drop(first_life);
+    drop(first_process);
     let ranks = [zero, join(1, 3, port), join(2, 3, port)];
     let groups = ranks.map(|rank| rank.join().unwrap().unwrap());
     assert_eq!(groups[0].host(1), "host1");
 }
 
 #[test]
-fn a_waiting_rank_whose_machine_is_gone_is_noticed_by_the_system() {
+fn keepalive_is_on_only_during_the_handshake() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let kept = stream.try_clone().unwrap();
-    let is_watched = || socket2::SockRef::from(&kept).keepalive().unwrap();
-    let talk = Talk::new(stream, HANDSHAKE).unwrap();
-    assert!(is_watched());
-    let _connection = talk.into_connection();
-    assert!(!is_watched(), "the run has limits of its own");
+    let clone = stream.try_clone().unwrap();
+    let has_keepalive = || socket2::SockRef::from(&clone).keepalive().unwrap();
+    let handshake = Handshake::new(stream, HANDSHAKE_TIMEOUT).unwrap();
+    assert!(has_keepalive());
+    let _connection = handshake.into_connection();
+    assert!(!has_keepalive(), "the run has its own timeouts");
 }
 
 #[test]
-fn a_rank_that_cannot_reach_another_ends_the_run_for_all() {
+fn a_rank_that_cannot_reach_another_cancels_the_run_for_all() {
     let port = free_port();
     let (zero, one) = (join(0, 3, port), join(1, 3, port));
-    let mut two = sit_down(2, 2, 3, port);
-    let members = roster(&mut two).members;
+    let mut two = join_by_hand(2, 2, 3, port);
+    let members = member_list(&mut two).members;
     assert_eq!(members[1].name, "host1");
-    // Rank 1 waits at its door; rank 2 gives up instead of coming.
+    // Rank 1 waits for a connection; rank 2 reports a failure instead.
     two.send(&Message::Failed("cannot reach rank 1 (host1)".to_owned())).unwrap();
     for rank in [zero, one] {
         let text = rank.join().unwrap().unwrap_err().to_string();
-        assert!(text.contains("rank 2 (raw2): cannot reach rank 1 (host1)"), "{text}");
+        assert!(text.contains("rank 2 (raw2) failed: cannot reach rank 1 (host1)"), "{text}");
     }
 }
 
 #[test]
-fn a_rank_lost_before_the_start_ends_the_run_for_all() {
+fn a_rank_lost_before_the_start_cancels_the_run_for_all() {
     let port = free_port();
     let (zero, one) = (join(0, 3, port), join(1, 3, port));
-    let mut two = sit_down(2, 2, 3, port);
-    roster(&mut two);
+    let mut two = join_by_hand(2, 2, 3, port);
+    member_list(&mut two);
     drop(two);
     for rank in [zero, one] {
         let text = rank.join().unwrap().unwrap_err().to_string();
-        assert!(text.contains("rank 2 (raw2): it closed the connection"), "{text}");
+        assert!(text.contains("rank 2 (raw2) failed: it closed the connection"), "{text}");
     }
 }
 
 #[test]
-fn a_rank_that_has_the_start_learns_of_one_that_could_not_get_it() {
+fn a_started_rank_is_aborted_if_another_cannot_get_the_start() {
     let port = free_port();
     let zero = join(0, 3, port);
-    let (mut one, mut two) = (sit_down(1, 1, 3, port), sit_down(2, 2, 3, port));
-    let generation = roster(&mut two).generation;
-    roster(&mut one);
+    let (mut one, mut two) = (join_by_hand(1, 1, 3, port), join_by_hand(2, 2, 3, port));
+    let generation = member_list(&mut two).generation;
+    member_list(&mut one);
     two.send(&Message::Ready).unwrap();
-    // Gone for good, and rank 0's system knows it when the start is due.
+    // Reset the connection, so that rank 0's system knows it before the start is sent.
     let stream = two.into_connection().stream;
     socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
     drop(stream);
@@ -139,35 +140,35 @@ fn a_rank_that_has_the_start_learns_of_one_that_could_not_get_it() {
     one.send(&Message::Ready).unwrap();
     assert_eq!(one.receive().unwrap(), Message::Start);
     let accept = Accept { generation, limit_bytes: 4096 };
-    let word = read_frame(&mut one.into_connection().stream, accept).unwrap();
-    let reason = String::from_utf8(word.payload.to_vec()).unwrap();
-    assert_eq!(word.kind, Kind::Abort, "{reason}");
+    let frame = read_frame(&mut one.into_connection().stream, accept).unwrap();
+    let reason = String::from_utf8(frame.payload.to_vec()).unwrap();
+    assert_eq!(frame.kind, FrameKind::Abort, "{reason}");
     assert!(reason.contains("rank 2 (raw2)"), "{reason}");
     let text = zero.join().unwrap().unwrap_err().to_string();
     assert!(text.contains("rank 2 (raw2)"), "{text}");
 }
 
 #[test]
-fn a_door_between_ranks_opens_only_to_this_group() {
+fn a_listener_between_ranks_accepts_only_this_group() {
     let port = free_port();
     let (zero, one) = (join(0, 3, port), join(1, 3, port));
-    let mut two = sit_down(2, 2, 3, port);
-    let roster = roster(&mut two);
-    let door = roster.members[1].listener.unwrap();
-    let knock = |rank: usize, generation: u64| {
-        let mut talk = Talk::new(TcpStream::connect(door).unwrap(), HANDSHAKE).unwrap();
-        greeting::dial(
-            &mut talk,
-            &Party { rank: Some(rank), generation, credentials: &Credentials::None, encrypt: false },
+    let mut two = join_by_hand(2, 2, 3, port);
+    let list = member_list(&mut two);
+    let address = list.members[1].listener.unwrap();
+    let connect = |rank: usize, generation: u64| {
+        let mut handshake = Handshake::new(TcpStream::connect(address).unwrap(), HANDSHAKE_TIMEOUT).unwrap();
+        auth::dial(
+            &mut handshake,
+            &LocalParty { rank: Some(rank), generation, credentials: &Credentials::None, encrypt: false },
             1,
         )?;
-        talk.receive().map(|message| (message, talk))
+        handshake.receive().map(|message| (message, handshake))
     };
-    let earlier_run = knock(2, roster.generation ^ 1);
-    assert!(matches!(earlier_run, Err(TalkError::RefusedUs(refusal::Refusal::OtherGroup))));
-    let nobody = knock(7, roster.generation);
-    assert!(matches!(nobody, Err(TalkError::RefusedUs(refusal::Refusal::Taken { rank: 7, .. }))));
-    let (message, _link) = knock(2, roster.generation).unwrap();
+    let earlier_run = connect(2, list.generation ^ 1);
+    assert!(matches!(earlier_run, Err(HandshakeError::RefusedUs(refusal::Refusal::OtherGroup))));
+    let unknown_rank = connect(7, list.generation);
+    assert!(matches!(unknown_rank, Err(HandshakeError::RefusedUs(refusal::Refusal::RankTaken { rank: 7, .. }))));
+    let (message, _link) = connect(2, list.generation).unwrap();
     assert_eq!(message, Message::Accepted);
     two.send(&Message::Ready).unwrap();
     assert_eq!(two.receive().unwrap(), Message::Start);
@@ -176,24 +177,25 @@ fn a_door_between_ranks_opens_only_to_this_group() {
 }
 
 #[test]
-fn a_rank_that_gave_up_its_connection_may_dial_again() {
+fn a_rank_that_closed_its_connection_may_dial_again() {
     let port = free_port();
     let (zero, one) = (join(0, 4, port), join(1, 4, port));
-    let (mut two, mut three) = (sit_down(2, 2, 4, port), sit_down(3, 3, 4, port));
-    let roster = roster(&mut two);
-    let door = roster.members[1].listener.unwrap();
-    let knock = |rank: usize| {
-        let mut talk = Talk::new(TcpStream::connect(door).unwrap(), HANDSHAKE).unwrap();
-        let (generation, credentials) = (roster.generation, &Credentials::None);
-        greeting::dial(&mut talk, &Party { rank: Some(rank), generation, credentials, encrypt: false }, 1).unwrap();
-        talk.receive().map(|message| (message, talk))
+    let (mut two, mut three) = (join_by_hand(2, 2, 4, port), join_by_hand(3, 3, 4, port));
+    let list = member_list(&mut two);
+    let address = list.members[1].listener.unwrap();
+    let connect = |rank: usize| {
+        let mut handshake = Handshake::new(TcpStream::connect(address).unwrap(), HANDSHAKE_TIMEOUT).unwrap();
+        let (generation, credentials) = (list.generation, &Credentials::None);
+        auth::dial(&mut handshake, &LocalParty { rank: Some(rank), generation, credentials, encrypt: false }, 1)
+            .unwrap();
+        handshake.receive().map(|message| (message, handshake))
     };
-    drop(knock(2).unwrap());
-    let second = knock(2).unwrap();
+    drop(connect(2).unwrap());
+    let second = connect(2).unwrap();
     assert_eq!(second.0, Message::Accepted);
-    // While the second holds, a third is one too many.
-    assert!(matches!(knock(2), Err(TalkError::RefusedUs(refusal::Refusal::Taken { rank: 2, .. }))));
-    let _last = knock(3).unwrap();
+    // While the second connection is open, a third is rejected.
+    assert!(matches!(connect(2), Err(HandshakeError::RefusedUs(refusal::Refusal::RankTaken { rank: 2, .. }))));
+    let _last = connect(3).unwrap();
     two.send(&Message::Ready).unwrap();
     three.receive().unwrap();
     three.send(&Message::Ready).unwrap();
@@ -202,22 +204,22 @@ fn a_rank_that_gave_up_its_connection_may_dial_again() {
 }
 
 #[test]
-fn odd_handshakes_are_turned_away_and_the_run_goes_on() {
+fn invalid_handshakes_are_rejected_and_the_run_starts() {
     let port = free_port();
     let zero = join(0, 2, port);
-    // Claims one rank in the greeting and another in the hello.
-    let mut liar = sit_down(1, 0, 2, port);
-    assert!(matches!(liar.receive(), Err(TalkError::Closed)));
+    // Claims one rank in the auth request and another in the hello.
+    let mut inconsistent = join_by_hand(1, 0, 2, port);
+    assert!(matches!(inconsistent.receive(), Err(HandshakeError::Closed)));
     // A rank 0 that dials.
-    let mut twin = sit_down(0, 0, 2, port);
-    assert!(matches!(twin.receive(), Err(TalkError::RefusedUs(refusal::Refusal::Taken { .. }))));
+    let mut second_rank0 = join_by_hand(0, 0, 2, port);
+    assert!(matches!(second_rank0.receive(), Err(HandshakeError::RefusedUs(refusal::Refusal::RankTaken { .. }))));
     // A message out of order.
-    let mut hasty = Talk::new(dial(port), HANDSHAKE).unwrap();
-    hasty.send(&Message::Start).unwrap();
-    assert!(matches!(hasty.receive(), Err(TalkError::Closed)));
-    // Another version of the protocol gets a frame back, from which it learns ours.
+    let mut out_of_order = Handshake::new(dial(port), HANDSHAKE_TIMEOUT).unwrap();
+    out_of_order.send(&Message::Start).unwrap();
+    assert!(matches!(out_of_order.receive(), Err(HandshakeError::Closed)));
+    // Another protocol version gets a frame back, whose header contains our version.
     let mut stream = dial(port);
-    let mut header = crate::frame::Frame::control(crate::frame::Kind::Handshake, vec![0; 8]).header(0);
+    let mut header = crate::frame::Frame::control(crate::frame::FrameKind::Handshake, vec![0; 8]).header(0);
     header[4] = 200;
     stream.write_all(&header).unwrap();
     stream.write_all(&[0; 8]).unwrap();
@@ -229,12 +231,12 @@ fn odd_handshakes_are_turned_away_and_the_run_goes_on() {
 }
 
 #[test]
-fn a_slow_talker_does_not_win_time() {
+fn a_slow_sender_does_not_extend_the_deadline() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
-    let dripping = spawn(move || {
-        let frame = Frame::control(Kind::Handshake, Vec::new()).header(0);
+    let sender = spawn(move || {
+        let frame = Frame::control(FrameKind::Handshake, Vec::new()).header(0);
         for byte in frame {
             if slow.write_all(&[byte]).is_err() {
                 return;
@@ -243,9 +245,9 @@ fn a_slow_talker_does_not_win_time() {
         }
     });
     let start = Instant::now();
-    let mut talk = Talk::new(stream, Duration::from_millis(200)).unwrap();
-    assert!(matches!(talk.receive(), Err(TalkError::TimedOut)));
+    let mut handshake = Handshake::new(stream, Duration::from_millis(200)).unwrap();
+    assert!(matches!(handshake.receive(), Err(HandshakeError::TimedOut)));
     assert!(start.elapsed() < Duration::from_secs(1));
-    drop(talk);
-    dripping.join().unwrap();
+    drop(handshake);
+    sender.join().unwrap();
 }

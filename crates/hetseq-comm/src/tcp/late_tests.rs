@@ -1,4 +1,4 @@
-//! A late sum against a peer that is played by hand, or over lines that take little at a time.
+//! A late sum with a peer simulated byte by byte, or over a link with small buffers.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,18 +7,20 @@ use socket2::SockRef;
 
 use super::tests::{GENERATION, bytes_of, rank_and_socket, short};
 use super::*;
-use crate::codec::Wire as Codec;
+use crate::buffers::Payload;
+use crate::codec::WireFormat;
 use crate::mesh::Mesh;
-use crate::reduce::{self, Contribution, Route};
+use crate::reduce::{self, Algorithm, Contribution};
 use crate::shards::Shards;
 
 const LEN: usize = 4_000_000;
 
 fn late(sequence: u64, last: bool, payload: Vec<u8>) -> Vec<u8> {
-    bytes_of(&Frame { kind: Kind::AllReduceLate, last, sequence, payload: Payload::new(payload) }, GENERATION)
+    bytes_of(&Frame { kind: FrameKind::AllReduceLate, last, sequence, payload: Payload::new(payload) }, GENERATION)
 }
 
-/// What rank 1 sends to rank 0, who owns everything: its contribution of ones and its note.
+/// Returns what rank 1 sends to rank 0, which owns everything: its contribution of ones and its
+/// note.
 fn contribution() -> Vec<u8> {
     let mut bytes = Vec::new();
     let values: Vec<u8> = (0..LEN).flat_map(|_| 1f32.to_le_bytes()).collect();
@@ -30,27 +32,27 @@ fn contribution() -> Vec<u8> {
     bytes
 }
 
-fn given() -> Option<Contribution> {
+fn ready_contribution() -> Option<Contribution> {
     Some(Contribution::Both { note: b"own".to_vec(), data: vec![1.0; LEN] })
 }
 
-fn sum(mesh: &mut Mesh, mut mine: impl FnMut() -> Option<Contribution>) -> Result<reduce::Summed, CommError> {
+fn sum(mesh: &mut Mesh, mut contribution: impl FnMut() -> Option<Contribution>) -> Result<reduce::Summed, CommError> {
     let shards = Shards::weighted(LEN, &[1.0, 0.0]);
-    reduce::all_reduce_late(mesh, &shards, Codec::F32, Route::Direct, || Ok::<_, CommError>(mine()))
+    reduce::all_reduce_late(mesh, &shards, WireFormat::F32, Algorithm::Direct, || Ok::<_, CommError>(contribution()))
 }
 
 #[test]
-fn what_others_give_is_taken_in_before_the_own_is_there() {
+fn contributions_are_received_before_the_own_is_ready() {
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
-    let taken = Arc::new(AtomicBool::new(false));
-    let is_taken = taken.clone();
+    let received = Arc::new(AtomicBool::new(false));
+    let is_received = received.clone();
     let peer = std::thread::spawn(move || {
         // More than the system's buffers hold: it must be read, or this never ends.
         socket.write_all(&contribution()).unwrap();
-        is_taken.store(true, Ordering::Release);
+        is_received.store(true, Ordering::Release);
         socket
     });
-    let summed = sum(&mut mesh, || taken.load(Ordering::Acquire).then(|| given().unwrap())).unwrap();
+    let summed = sum(&mut mesh, || received.load(Ordering::Acquire).then(|| ready_contribution().unwrap())).unwrap();
     assert_eq!(summed.notes, [b"own".to_vec(), b"note".to_vec()]);
     assert!(summed.data.iter().all(|value| *value == 2.0));
     drop(peer.join().unwrap());
@@ -63,7 +65,7 @@ fn values_do_not_wait_for_the_note() {
     let values = late(1, true, [1f32, 1f32].map(f32::to_le_bytes).concat());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The note is given only after the values have come here.
+            // The note is returned only after the values have arrived here.
             let mut read = vec![0; values.len()];
             socket.read_exact(&mut read).unwrap();
             has_values.store(read == values, Ordering::Release);
@@ -71,18 +73,19 @@ fn values_do_not_wait_for_the_note() {
             socket.write_all(&[result, late(1, true, b"note".to_vec())].concat()).unwrap();
         });
         let (mut data, start) = (Some(vec![1.0; 2]), Instant::now());
-        let mine = || {
+        let contribution = || {
             assert!(start.elapsed() < Duration::from_secs(30), "the values were not sent");
             let note = || has_values.load(Ordering::Acquire).then(|| Contribution::Note(b"own".to_vec()));
             Ok::<_, CommError>(data.take().map(Contribution::Data).or_else(note))
         };
-        let summed = reduce::all_reduce_late(&mut mesh, &shards, Codec::F32, Route::Direct, mine).unwrap();
+        let summed =
+            reduce::all_reduce_late(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap();
         assert_eq!((summed.data, summed.notes), (vec![2.0; 2], vec![b"own".to_vec(), b"note".to_vec()]));
     });
 }
 
 #[test]
-fn a_rank_that_sends_more_than_its_contribution_is_not_heard_out() {
+fn a_rank_that_sends_too_much_is_not_read_without_limit() {
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
     let peer = std::thread::spawn(move || {
         socket.write_all(&contribution()).unwrap();
@@ -94,30 +97,31 @@ fn a_rank_that_sends_more_than_its_contribution_is_not_heard_out() {
         }
         (sent, socket)
     });
-    // It has no part, so that what it sent too much belongs to nothing; this sum is not affected.
-    let summed = sum(&mut mesh, || peer.is_finished().then(|| given().unwrap())).unwrap();
+    // It owns no part, so the excess belongs to nothing; this sum is not affected.
+    let summed = sum(&mut mesh, || peer.is_finished().then(|| ready_contribution().unwrap())).unwrap();
     assert!(summed.data.iter().all(|value| *value == 2.0));
-    // What the system's buffers take, and what is read ahead.
+    // What fits into the system's buffers and the read-ahead.
     let (sent, _socket) = peer.join().unwrap();
-    assert!(sent < 60, "{sent} frames that nobody asked for were taken");
+    assert!(sent < 60, "{sent} excess frames were accepted");
 }
 
 #[test]
-fn a_result_before_the_own_contribution_is_refused() {
+fn a_result_before_the_own_contribution_is_rejected() {
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
     socket.write_all(&late(1, true, vec![0; 8])).unwrap();
     let (shards, start) = (Shards::weighted(2, &[0.0, 1.0]), Instant::now());
-    let mine = || {
+    let contribution = || {
         let ready = start.elapsed() > Duration::from_millis(1_500);
         Ok::<_, CommError>(ready.then(|| Contribution::Both { note: Vec::new(), data: vec![1.0; 2] }))
     };
-    let error = reduce::all_reduce_late(&mut mesh, &shards, Codec::F32, Route::Direct, mine).unwrap_err();
+    let error =
+        reduce::all_reduce_late(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap_err();
     assert!(error.to_string().contains("no result before our contribution"), "{error}");
 }
 
 #[test]
 fn a_peer_that_is_lost_is_reported_while_this_rank_computes() {
-    // Nothing; a part; everything.
+    // The peer sends nothing, a part, or everything, and closes.
     for sent in [0, 100_000, usize::MAX] {
         let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
         let peer = std::thread::spawn(move || {
@@ -135,12 +139,13 @@ fn a_peer_that_is_lost_is_reported_while_this_rank_computes() {
     assert!(text.starts_with("rank 1 (beta) sent nothing for 0.44 s during all_reduce_late"), "{text}");
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
     socket.write_all(&late(1, false, vec![0; CHUNK_BYTES])).unwrap();
-    socket.write_all(&bytes_of(&Frame::control(Kind::Abort, b"enough".to_vec()), GENERATION)).unwrap();
+    socket.write_all(&bytes_of(&Frame::control(FrameKind::Abort, b"enough".to_vec()), GENERATION)).unwrap();
     let text = sum(&mut mesh, || None).unwrap_err().to_string();
     assert!(text.contains("stopped: enough"), "{text}");
 }
 
-/// Two ranks whose line from rank 0 to rank 1 holds little at a time, so that most of it waits in rank 0's queue.
+/// Two ranks whose link from rank 0 to rank 1 has small buffers, so that most data waits in rank
+/// 0's queue.
 fn narrow_pair() -> [Mesh; 2] {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     SockRef::from(&listener).set_recv_buffer_size(16 << 10).unwrap();
@@ -151,58 +156,58 @@ fn narrow_pair() -> [Mesh; 2] {
     [0, 1].map(|rank| {
         let stream = ends[rank].take().unwrap();
         let mut connections = vec![None, None];
-        connections[1 - rank] = Some(Connection { stream, seal: None });
+        connections[1 - rank] = Some(Connection { stream, encryption: None });
         let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
         let options = short(60_000, 60_000);
-        Mesh::over_wires(rank, GENERATION, hosts, connections, Pace::new(options.silence), &options).unwrap()
+        Mesh::over_tcp(rank, GENERATION, hosts, connections, HeartbeatTiming::new(options.silence), &options).unwrap()
     })
 }
 
-/// Rank 0 owns everything and so has its sum long before rank 1, who takes it from a narrow line; `then` is what rank 0
-/// does next, and must not end before rank 1 has it.
-fn leave_the_rest(then: impl FnOnce(Mesh, &AtomicBool) + Send) {
+/// Rank 0 owns everything and so has its sum long before rank 1, which receives it over a narrow
+/// link. `then` is what rank 0 does next; it must not end before rank 1 has the sum.
+fn after_an_early_return(then: impl FnOnce(Mesh, &AtomicBool) + Send) {
     let [mut zero, mut one] = narrow_pair();
     let has_sum = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let has_sum = &has_sum;
         scope.spawn(move || {
-            let summed = sum(&mut zero, given).unwrap();
+            let summed = sum(&mut zero, ready_contribution).unwrap();
             assert_eq!(zero.unsent(), Some(1), "nothing was left to send");
             assert!(summed.data.iter().all(|value| *value == 2.0));
             then(zero, has_sum);
         });
-        let summed = sum(&mut one, given).unwrap();
+        let summed = sum(&mut one, ready_contribution).unwrap();
         assert!(summed.data.iter().all(|value| *value == 2.0));
         has_sum.store(true, Ordering::Release);
-        // It stays for what rank 0 does next.
-        let _ = sum(&mut one, given);
+        // It stays while rank 0 continues.
+        let _ = sum(&mut one, ready_contribution);
     });
 }
 
 #[test]
-fn what_is_left_to_send_leaves_while_nobody_is_in_a_collective() {
-    leave_the_rest(|_mesh, has_sum| {
+fn the_rest_is_sent_between_collectives() {
+    after_an_early_return(|_mesh, has_sum| {
         std::thread::sleep(Duration::from_secs(3));
         assert!(has_sum.load(Ordering::Acquire), "rank 1 has nothing after 3 s");
     });
 }
 
 #[test]
-fn what_is_left_to_send_leaves_while_the_next_sum_is_computed() {
-    leave_the_rest(|mut mesh, has_sum| {
+fn the_rest_is_sent_while_the_next_sum_is_computed() {
+    after_an_early_return(|mut mesh, has_sum| {
         let start = Instant::now();
         let ready = || has_sum.load(Ordering::Acquire) || start.elapsed() > Duration::from_secs(20);
-        let summed = sum(&mut mesh, || ready().then(|| given().unwrap())).unwrap();
+        let summed = sum(&mut mesh, || ready().then(|| ready_contribution().unwrap())).unwrap();
         assert!(has_sum.load(Ordering::Acquire), "rank 1 has nothing after 20 s");
         assert!(summed.data.iter().all(|value| *value == 2.0));
     });
 }
 
 #[test]
-fn what_is_left_to_send_leaves_before_a_goodbye() {
-    leave_the_rest(|mut mesh, has_sum| {
-        mesh.part(End::Goodbye);
-        // The goodbye is behind it, and answered when it was read.
+fn the_rest_is_sent_before_a_goodbye() {
+    after_an_early_return(|mut mesh, has_sum| {
+        mesh.leave(LinkEnd::Goodbye);
+        // The goodbye follows it and is answered when it was read.
         let start = Instant::now();
         while !has_sum.load(Ordering::Acquire) {
             assert!(start.elapsed() < Duration::from_secs(5), "it was cut off");

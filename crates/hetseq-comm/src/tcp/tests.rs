@@ -1,4 +1,4 @@
-//! A real link against a peer that is played by hand, byte by byte.
+//! A real link with a peer simulated byte by byte.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -7,21 +7,22 @@ use super::*;
 use crate::buffers::Payload;
 use crate::frame::{HEADER_BYTES, read_frame};
 use crate::mesh::Mesh;
-use crate::secret::{Claim, Key};
-use crate::{reduce, seal};
+use crate::secret::{Claim, SecretKey};
+use crate::{encryption, reduce};
 
 pub(super) const GENERATION: u64 = 77;
 const CLAIM: Claim =
     Claim { generation: 1, dialer_rank: 1, answerer_rank: 0, dialer_nonce: [3; 32], answerer_nonce: [4; 32] };
 
-/// Rank 0 of a world of two, and the bare socket of rank 1.
+/// Rank 0 of a world of two, and the raw socket of rank 1.
 pub(super) fn rank_and_socket(options: &Options) -> (Mesh, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
     let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
-    let connections = vec![None, Some(Connection { stream, seal: None })];
-    let mut mesh = Mesh::over_wires(0, GENERATION, hosts, connections, Pace::new(options.silence), options).unwrap();
+    let connections = vec![None, Some(Connection { stream, encryption: None })];
+    let mut mesh =
+        Mesh::over_tcp(0, GENERATION, hosts, connections, HeartbeatTiming::new(options.silence), options).unwrap();
     mesh.context = "update 7".to_owned();
     (mesh, socket)
 }
@@ -30,7 +31,7 @@ pub(super) fn short(silence: u64, progress: u64) -> Options {
     Options { silence: Duration::from_millis(silence), progress: Duration::from_millis(progress), ..Options::default() }
 }
 
-fn frame(kind: Kind, last: bool, payload: Vec<u8>) -> Frame {
+fn frame(kind: FrameKind, last: bool, payload: Vec<u8>) -> Frame {
     Frame { kind, last, sequence: 1, payload: Payload::new(payload) }
 }
 
@@ -38,7 +39,7 @@ pub(super) fn bytes_of(frame: &Frame, generation: u64) -> Vec<u8> {
     [&frame.header(generation)[..], &frame.payload].concat()
 }
 
-/// What rank 0's barrier says when the peer sends these bytes.
+/// Returns the error of rank 0's barrier when the peer sends these bytes.
 fn barrier_after(bytes: &[u8]) -> String {
     let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
     socket.write_all(bytes).unwrap();
@@ -48,14 +49,20 @@ fn barrier_after(bytes: &[u8]) -> String {
     text
 }
 
-/// One end of a connection as a wire, and the bare socket of the other.
-fn wire_and_socket(options: &Options) -> (Arc<Mutex<Wire>>, TcpStream) {
+/// One end of a connection as a link, and the raw socket of the other.
+fn link_and_socket(options: &Options) -> (Arc<Mutex<TcpLink>>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
     (
-        Wire::new(Connection { stream, seal: None }, GENERATION, &Pool::new(2), Pace::new(options.silence), options)
-            .unwrap(),
+        TcpLink::new(
+            Connection { stream, encryption: None },
+            GENERATION,
+            &Pool::new(2),
+            HeartbeatTiming::new(options.silence),
+            options,
+        )
+        .unwrap(),
         socket,
     )
 }
@@ -70,50 +77,50 @@ fn a_silent_peer_is_named_with_its_silence() {
 }
 
 #[test]
-fn a_peer_that_only_beats_makes_no_progress() {
+fn a_peer_that_only_sends_heartbeats_makes_no_progress() {
     let (mut mesh, mut socket) = rank_and_socket(&short(150, 400));
-    let beating = std::thread::spawn(move || {
-        let beat = bytes_of(&Frame::control(Kind::Heartbeat, Vec::new()), GENERATION);
-        while socket.write_all(&beat).is_ok() {
+    let sending = std::thread::spawn(move || {
+        let heartbeat = bytes_of(&Frame::control(FrameKind::Heartbeat, Vec::new()), GENERATION);
+        while socket.write_all(&heartbeat).is_ok() {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
     let error = reduce::barrier(&mut mesh).unwrap_err();
     assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{error}");
     drop(mesh);
-    beating.join().unwrap();
+    sending.join().unwrap();
 }
 
 #[test]
-fn a_flood_of_beats_makes_no_progress_either() {
+fn a_flood_of_heartbeats_makes_no_progress_either() {
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 300));
-    let beating = std::thread::spawn(move || {
-        let beats = bytes_of(&Frame::control(Kind::Heartbeat, Vec::new()), GENERATION).repeat(10_000);
+    let sending = std::thread::spawn(move || {
+        let heartbeats = bytes_of(&Frame::control(FrameKind::Heartbeat, Vec::new()), GENERATION).repeat(10_000);
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(20) && socket.write_all(&beats).is_ok() {}
+        while start.elapsed() < Duration::from_secs(20) && socket.write_all(&heartbeats).is_ok() {}
     });
     let start = Instant::now();
     let error = reduce::barrier(&mut mesh).unwrap_err();
     assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{error}");
     drop(mesh);
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
-    beating.join().unwrap();
+    sending.join().unwrap();
 }
 
 #[test]
-fn an_idle_link_beats() {
+fn an_idle_link_sends_heartbeats() {
     let (_mesh, mut socket) = rank_and_socket(&short(100, 1_000));
     let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
     for _ in 0..3 {
-        assert_eq!(read_frame(&mut socket, accept).unwrap().kind, Kind::Heartbeat);
+        assert_eq!(read_frame(&mut socket, accept).unwrap().kind, FrameKind::Heartbeat);
     }
 }
 
 #[test]
-fn what_is_not_a_frame_for_this_group_is_named() {
-    let frame = frame(Kind::Barrier, true, Vec::new());
+fn an_invalid_frame_is_named() {
+    let frame = frame(FrameKind::Barrier, true, Vec::new());
     assert!(barrier_after(&bytes_of(&frame, 76)).contains("another or earlier run"));
-    assert!(barrier_after(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").contains("not the hetseq protocol"));
+    assert!(barrier_after(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").contains("not the hetseq protocol"));
     let mut bytes = bytes_of(&frame, GENERATION);
     bytes[24..28].copy_from_slice(&(FRAME_LIMIT_BYTES as u32 + 1).to_le_bytes());
     let whole = crc32c::crc32c(&bytes[..32]);
@@ -122,66 +129,66 @@ fn what_is_not_a_frame_for_this_group_is_named() {
     let mut bytes = bytes_of(&frame, GENERATION);
     bytes[4] = 9;
     assert!(barrier_after(&bytes).contains("protocol version 9"));
-    let handshake = Frame::control(Kind::Handshake, Vec::new());
+    let handshake = Frame::control(FrameKind::Handshake, Vec::new());
     assert!(barrier_after(&bytes_of(&handshake, GENERATION)).contains("handshake frame"));
-    // A barrier carries nothing; a peer that fills it cannot make us collect it.
+    // A barrier carries no data; a peer that fills it must not make us collect it.
     let stuffed = Frame { payload: Payload::new(vec![1; 100]), ..frame };
     assert!(barrier_after(&bytes_of(&stuffed, GENERATION)).contains("the limit is 0"));
 }
 
 #[test]
 fn a_closed_or_cut_connection_is_a_peer_that_left() {
-    let frame = frame(Kind::Agree, true, vec![1; 10]);
+    let frame = frame(FrameKind::AllGatherBytes, true, vec![1; 10]);
     let bytes = bytes_of(&frame, GENERATION);
     for (sent, expected) in [(0, "without a goodbye"), (HEADER_BYTES + 4, "in the middle of a frame")] {
         let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
         socket.write_all(&bytes[..sent]).unwrap();
         socket.shutdown(Shutdown::Write).unwrap();
-        let text = reduce::agree(&mut mesh, b"x").unwrap_err().to_string();
-        assert!(text.starts_with("rank 1 (beta) left during agree at update 7"), "{text}");
+        let text = reduce::all_gather_bytes(&mut mesh, b"x").unwrap_err().to_string();
+        assert!(text.starts_with("rank 1 (beta) left during all_gather_bytes at update 7"), "{text}");
         assert!(text.contains(expected), "{text}");
     }
 }
 
 #[test]
-fn a_failed_rank_tells_why_it_leaves() {
+fn a_failed_rank_sends_the_reason() {
     let (mut mesh, mut socket) = rank_and_socket(&short(5_000, 5_000));
-    let wrong = frame(Kind::Agree, true, Vec::new());
+    let wrong = frame(FrameKind::AllGatherBytes, true, Vec::new());
     socket.write_all(&bytes_of(&wrong, GENERATION)).unwrap();
     reduce::barrier(&mut mesh).unwrap_err();
     let leaving = std::thread::spawn(move || drop(mesh));
     let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
     let last = loop {
         let frame = read_frame(&mut socket, accept).unwrap();
-        if frame.kind == Kind::Abort {
+        if frame.kind == FrameKind::Abort {
             break String::from_utf8(frame.payload.to_vec()).unwrap();
         }
     };
-    assert!(last.contains("is in agree (operation 1) while this rank is in barrier"), "{last}");
+    assert!(last.contains("is in all_gather_bytes (operation 1) while this rank is in barrier"), "{last}");
     drop(socket);
     leaving.join().unwrap();
 }
 
 #[test]
-fn a_fast_sender_is_held_back_not_buffered() {
+fn a_fast_sender_is_slowed_down_and_not_buffered() {
     for payload in [vec![0; crate::frame::CHUNK_BYTES], Vec::new()] {
-        let (wire, mut socket) = wire_and_socket(&Options::default());
-        let bytes = bytes_of(&frame(Kind::Agree, true, payload), GENERATION);
-        // More than is read ahead, whatever the system keeps of it.
-        let many = bytes.repeat(3 * AHEAD_BYTES / bytes.len());
+        let (link, mut socket) = link_and_socket(&Options::default());
+        let bytes = bytes_of(&frame(FrameKind::AllGatherBytes, true, payload), GENERATION);
+        // More than is read ahead, whatever the system buffers of it.
+        let many = bytes.repeat(3 * READ_AHEAD_BYTES / bytes.len());
         let sending = std::thread::spawn(move || drop(socket.write_all(&many)));
         let start = Instant::now();
-        let full = |wire: &Arc<Mutex<Wire>>| locked(wire).ahead_bytes >= AHEAD_BYTES;
-        while !full(&wire) {
+        let full = |link: &Arc<Mutex<TcpLink>>| locked(link).read_ahead_bytes >= READ_AHEAD_BYTES;
+        while !full(&link) {
             assert!(start.elapsed() < Duration::from_secs(60));
-            await_traffic(std::slice::from_ref(&wire), None, start, Duration::from_millis(10));
+            await_traffic(std::slice::from_ref(&link), None, start, Duration::from_millis(10));
         }
         for _ in 0..3 {
-            await_traffic(std::slice::from_ref(&wire), None, start, Duration::from_millis(10));
+            await_traffic(std::slice::from_ref(&link), None, start, Duration::from_millis(10));
         }
-        let ahead = locked(&wire).ahead.len() * bytes.len();
-        assert!(ahead < AHEAD_BYTES + bytes.len(), "{ahead} bytes of a rank that nobody asked");
-        drop(wire);
+        let ahead = locked(&link).read_ahead.len() * bytes.len();
+        assert!(ahead < READ_AHEAD_BYTES + bytes.len(), "{ahead} bytes were read ahead");
+        drop(link);
         sending.join().unwrap();
     }
 }
@@ -191,120 +198,138 @@ fn a_goodbye_is_answered_at_once() {
     let (mut mesh, mut socket) = rank_and_socket(&Options::default());
     let peer = std::thread::spawn(move || {
         let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
-        while read_frame(&mut socket, accept).unwrap().kind != Kind::Goodbye {}
+        while read_frame(&mut socket, accept).unwrap().kind != FrameKind::Goodbye {}
         assert_eq!(socket.read(&mut [0; 8]).unwrap(), 0);
     });
     let start = Instant::now();
-    mesh.part(End::Goodbye);
+    mesh.leave(LinkEnd::Goodbye);
     assert!(start.elapsed() < Duration::from_secs(1));
     peer.join().unwrap();
 }
 
 #[test]
-fn one_that_has_ended_keeps_nobody_awake() {
-    for end in [End::Goodbye, End::Silent(Duration::from_millis(1))] {
-        let (wire, _socket) = wire_and_socket(&short(1, 60_000));
-        locked(&wire).end = Some(end);
+fn an_ended_link_does_not_end_a_sleep() {
+    for end in [LinkEnd::Goodbye, LinkEnd::Silent(Duration::from_millis(1))] {
+        let (link, _socket) = link_and_socket(&short(1, 60_000));
+        locked(&link).end = Some(end);
         std::thread::sleep(Duration::from_millis(5));
         let start = Instant::now();
-        await_traffic(&[wire], None, start, Duration::from_millis(60));
+        await_traffic(&[link], None, start, Duration::from_millis(60));
         assert!(start.elapsed() >= Duration::from_millis(60), "woke up after {:?}", start.elapsed());
     }
 }
 
 #[test]
-fn an_abort_overtakes_what_has_not_begun_to_leave() {
-    let (wire, _socket) = wire_and_socket(&Options::default());
-    let mut wire = locked(&wire);
-    // More than the system's buffers take, so that one is cut in the middle and one has not begun.
-    let large = frame(Kind::Agree, false, vec![0; FRAME_LIMIT_BYTES]);
-    wire.push(&large);
-    wire.push(&large);
-    let begun = wire.queue[0].unwritten_bytes();
-    assert!(begun < wire.queue[1].unwritten_bytes() && !wire.has_room());
-    wire.farewell(&End::Aborted("enough".to_owned()));
-    assert_eq!(wire.queued_bytes(), begun + HEADER_BYTES + "enough".len());
+fn an_abort_overtakes_frames_that_are_not_started() {
+    let (link, _socket) = link_and_socket(&Options::default());
+    let mut link = locked(&link);
+    // More than the system's buffers take, so that one frame is partly written and one not started.
+    let large = frame(FrameKind::AllGatherBytes, false, vec![0; FRAME_LIMIT_BYTES]);
+    link.push(&large);
+    link.push(&large);
+    let started = link.queue[0].unwritten_bytes();
+    assert!(started < link.queue[1].unwritten_bytes() && !link.has_room());
+    link.queue_end(&LinkEnd::Aborted("enough".to_owned()));
+    assert_eq!(link.queued_bytes(), started + HEADER_BYTES + "enough".len());
 }
 
 #[test]
-fn one_that_leaves_reads_a_little_at_a_time_and_keeps_nothing() {
-    let (wire, mut socket) = wire_and_socket(&Options::default());
-    // As much as the system takes without anybody reading; on most a few megabytes.
+fn a_leaving_rank_reads_a_little_at_a_time_and_keeps_nothing() {
+    let (link, mut socket) = link_and_socket(&Options::default());
+    // As much as the system buffers without a reader; on most systems a few megabytes.
     socket.set_nonblocking(true).unwrap();
-    let bytes = bytes_of(&frame(Kind::Agree, false, vec![0; 64 << 10]), GENERATION);
+    let bytes = bytes_of(&frame(FrameKind::AllGatherBytes, false, vec![0; 64 << 10]), GENERATION);
     let (mut sent, stream) = (0, bytes.iter().cycle().copied().take(1_000 * bytes.len()).collect::<Vec<u8>>());
     while let Ok(count @ 1..) = socket.write(&stream[sent..]) {
         sent += count;
     }
-    let mut wire = locked(&wire);
-    let mut looks = 0;
-    wire.farewell(&End::Aborted("enough".to_owned()));
-    let received = |wire: &Wire| wire.stream.peek(&mut [0]).is_ok();
-    while received(&wire) {
-        assert!(!wire.is_parted());
-        assert!(wire.ahead.is_empty() && wire.ahead_bytes == 0);
-        looks += 1;
+    let mut link = locked(&link);
+    let mut reads = 0;
+    link.queue_end(&LinkEnd::Aborted("enough".to_owned()));
+    let received = |link: &TcpLink| link.stream.peek(&mut [0]).is_ok();
+    while received(&link) {
+        assert!(!link.is_closed());
+        assert!(link.read_ahead.is_empty() && link.read_ahead_bytes == 0);
+        reads += 1;
     }
-    assert!(looks >= sent / (AHEAD_BYTES + bytes.len()), "{sent} bytes in {looks} looks");
+    assert!(reads >= sent / (READ_AHEAD_BYTES + bytes.len()), "{sent} bytes in {reads} reads");
 }
 
 /// Both ends of an encrypted connection.
-fn sealed_ends() -> [Connection; 2] {
+fn encrypted_ends() -> [Connection; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
-    let (key, claim) = (Key::new("squirrel"), CLAIM);
-    let (offer, message) = seal::offer(&key, &claim).unwrap();
-    let (far_seal, message) = seal::answer(&key, &claim, &message).unwrap();
-    let near_seal = offer.accept(&message).unwrap();
-    [(near, near_seal), (far, far_seal)].map(|(stream, seal)| Connection { stream, seal: Some(seal) })
+    let (key, claim) = (SecretKey::new("squirrel"), CLAIM);
+    let (offer, message) = encryption::offer(&key, &claim).unwrap();
+    let (far_encryption, message) = encryption::answer(&key, &claim, &message).unwrap();
+    let near_encryption = offer.accept(&message).unwrap();
+    [(near, near_encryption), (far, far_encryption)]
+        .map(|(stream, encryption)| Connection { stream, encryption: Some(encryption) })
 }
 
 #[test]
-fn a_slow_peer_is_heard_before_its_record_is_whole() {
-    let [far, near] = sealed_ends();
-    let Connection { stream: mut socket, seal } = far;
+fn a_slow_peer_is_not_silent_while_its_record_arrives() {
+    let [far, near] = encrypted_ends();
+    let Connection { stream: mut socket, encryption } = far;
     let mut record = Vec::new();
-    seal.unwrap().sealer.write(&mut record, &bytes_of(&frame(Kind::Agree, true, vec![1; 1000]), GENERATION)).unwrap();
-    let wire =
-        Wire::new(near, GENERATION, &Pool::new(2), Pace::new(Options::default().silence), &Options::default()).unwrap();
-    let mut wire = locked(&wire);
+    encryption
+        .unwrap()
+        .encryptor
+        .write(&mut record, &bytes_of(&frame(FrameKind::AllGatherBytes, true, vec![1; 1000]), GENERATION))
+        .unwrap();
+    let link = TcpLink::new(
+        near,
+        GENERATION,
+        &Pool::new(2),
+        HeartbeatTiming::new(Options::default().silence),
+        &Options::default(),
+    )
+    .unwrap();
+    let mut link = locked(&link);
     for byte in &record[..5] {
-        let (before, start) = (wire.heard, Instant::now());
+        let (before, start) = (link.last_received, Instant::now());
         socket.write_all(&[*byte]).unwrap();
-        while wire.heard == before {
-            assert!(start.elapsed() < Duration::from_secs(30), "it was not heard");
-            assert!(!wire.read(0));
+        while link.last_received == before {
+            assert!(start.elapsed() < Duration::from_secs(30), "the byte was not noticed");
+            assert!(!link.read(0));
         }
     }
     socket.write_all(&record[5..]).unwrap();
-    while !matches!(wire.next(), Next::Frame(_)) {}
+    while !matches!(link.next(), Received::Frame(_)) {}
 }
 
 #[test]
-fn an_abort_under_pressure_is_not_taken_for_tampering() {
-    let [near, far] = sealed_ends().map(|end| {
-        Wire::new(end, GENERATION, &Pool::new(2), Pace::new(Options::default().silence), &Options::default()).unwrap()
+fn an_abort_with_a_full_queue_is_not_reported_as_tampering() {
+    let [near, far] = encrypted_ends().map(|end| {
+        TcpLink::new(
+            end,
+            GENERATION,
+            &Pool::new(2),
+            HeartbeatTiming::new(Options::default().silence),
+            &Options::default(),
+        )
+        .unwrap()
     });
     let (mut near, mut far) = (locked(&near), locked(&far));
-    let large = frame(Kind::Agree, false, vec![7; FRAME_LIMIT_BYTES]);
+    let large = frame(FrameKind::AllGatherBytes, false, vec![7; FRAME_LIMIT_BYTES]);
     near.push(&large);
     near.push(&large);
     near.push(&large);
-    near.farewell(&End::Aborted("enough".to_owned()));
-    assert_eq!(near.queue.len(), 2, "only what has begun stays before the last words");
+    near.queue_end(&LinkEnd::Aborted("enough".to_owned()));
+    assert_eq!(near.queue.len(), 2, "only frames that are started stay before the abort");
     let (start, mut frames) = (Instant::now(), 0);
     let end = loop {
         assert!(start.elapsed() < Duration::from_secs(60));
         near.write();
         match far.next() {
-            Next::Frame(got) => {
+            Received::Frame(got) => {
                 assert!(got.payload == large.payload);
                 frames += 1;
             }
-            Next::Ended(end) => break end,
-            Next::Nothing => {}
+            Received::Ended(end) => break end,
+            Received::Nothing => {}
         }
     };
-    assert_eq!((frames, end), (1, End::Aborted("enough".to_owned())));
+    assert_eq!((frames, end), (1, LinkEnd::Aborted("enough".to_owned())));
 }

@@ -1,22 +1,23 @@
-//! Sums whose contributions come late: the same bits as of those that do not, whoever is first.
+//! Sums with late contributions have the same bits as other sums, in whatever order ranks
+//! contribute.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use hetseq_comm::{CommError, Contribution, Group, Options, Route, Shards, Summed, Waker, Wire};
+use hetseq_comm::{Algorithm, CommError, Contribution, Group, Options, Shards, Summed, Waker, WireFormat};
 
 use crate::collectives::{bits, values};
-use crate::ranks::{CLEAR_ENGINES, ENGINES, Engine, groups, on_each, options};
+use crate::ranks::{PLAIN_TRANSPORTS, TRANSPORTS, Transport, groups, on_each, options};
 
-const BF16: Wire = Wire::Bf16 { exact_tail: 3 };
+const BF16: WireFormat = WireFormat::Bf16 { exact_tail: 3 };
 
-/// Sums with a contribution that another thread has ready after `delay`, as a device would.
+/// Sums with a contribution that another thread has ready after `delay`, like a device.
 fn sum_late(
     group: &mut Group,
     shards: &Shards,
-    (wire, route): (Wire, Route),
+    (wire_format, algorithm): (WireFormat, Algorithm),
     contribution: Contribution,
     delay: Duration,
 ) -> Result<Summed, CommError> {
@@ -32,18 +33,18 @@ fn sum_late(
         } else {
             scope.spawn(computing);
         }
-        group.all_reduce_late(shards, wire, route, || Ok(ready.lock().unwrap().take()))
+        group.all_reduce_late(shards, wire_format, algorithm, || Ok(ready.lock().unwrap().take()))
     })
 }
 
-/// Up to 24 ms, and none for a third; a function of the arguments alone.
+/// Returns up to 24 ms, and none for a third; a function of the arguments alone.
 fn delay(round: usize, rank: usize) -> Duration {
     let key = (round * 31 + rank + 1) as u64;
     let drawn = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % 36;
     Duration::from_millis(drawn.saturating_sub(12))
 }
 
-/// With zeros of both signs, which adding to zero would spoil.
+/// Values with zeros of both signs, which adding to zero would change.
 fn with_zeros(rank: usize, len: usize) -> Vec<f32> {
     let mut values = values(rank, len);
     values.iter_mut().step_by(7).for_each(|value| *value = -0.0);
@@ -51,95 +52,98 @@ fn with_zeros(rank: usize, len: usize) -> Vec<f32> {
     values
 }
 
-/// Empty, short, and several frames long.
+/// A note: empty, short, or several frames long.
 fn note(round: usize, rank: usize) -> Vec<u8> {
     vec![rank as u8; [0, 5, 600_000, 40][(round + rank) % 4]]
 }
 
-fn compare(engine: Engine, world: usize, len: usize, delays: &(dyn Fn(usize, usize) -> Duration + Sync)) {
+fn compare(transport: Transport, world: usize, len: usize, delays: &(dyn Fn(usize, usize) -> Duration + Sync)) {
     let unequal: Vec<f64> = (0..world).map(|rank| ((rank + 2) % 3) as f64).collect();
     let one_owner: Vec<f64> = (0..world).map(|rank| f64::from(u8::from(rank == world / 2))).collect();
-    let ways = [
-        (Shards::even(len, world), Wire::F32, Route::Direct),
-        (Shards::weighted(len, &unequal), BF16, Route::Auto),
-        (Shards::weighted(len, &one_owner), Wire::F32, Route::Auto),
-        (Shards::even(len, world), Wire::F32, Route::Ring),
-        (Shards::weighted(len, &unequal), Wire::F32, Route::Direct),
+    let cases = [
+        (Shards::even(len, world), WireFormat::F32, Algorithm::Direct),
+        (Shards::weighted(len, &unequal), BF16, Algorithm::Auto),
+        (Shards::weighted(len, &one_owner), WireFormat::F32, Algorithm::Auto),
+        (Shards::even(len, world), WireFormat::F32, Algorithm::Ring),
+        (Shards::weighted(len, &unequal), WireFormat::F32, Algorithm::Direct),
     ];
-    on_each(groups(engine, world, options), |mut group| {
+    on_each(groups(transport, world, options), |mut group| {
         let rank = group.rank();
         let mut sums = Vec::new();
-        // One right after the other, so that what the first leaves in the queues meets the next.
-        for (round, (shards, wire, route)) in ways.iter().enumerate() {
+        // One right after the other, so that frames left in the queues by one sum overlap with the
+        // next.
+        for (round, (shards, wire_format, algorithm)) in cases.iter().enumerate() {
             let contribution = Contribution::Both { note: note(round, rank), data: with_zeros(rank, len) };
-            let summed = sum_late(&mut group, shards, (*wire, *route), contribution, delays(round, rank)).unwrap();
+            let summed =
+                sum_late(&mut group, shards, (*wire_format, *algorithm), contribution, delays(round, rank)).unwrap();
             let notes: Vec<_> = (0..world).map(|rank| note(round, rank)).collect();
-            assert!(summed.notes == notes, "{engine:?}, world {world}, length {len}, way {round}");
+            assert!(summed.notes == notes, "{transport:?}, world {world}, length {len}, case {round}");
             sums.push(summed.data);
         }
-        for (round, (shards, wire, route)) in ways.iter().enumerate() {
+        for (round, (shards, wire_format, algorithm)) in cases.iter().enumerate() {
             let mut data = with_zeros(rank, len);
-            group.all_reduce(&mut data, shards, *wire, *route).unwrap();
-            assert!(bits(&data) == bits(&sums[round]), "{engine:?}, world {world}, length {len}, way {round}");
+            group.all_reduce(&mut data, shards, *wire_format, *algorithm).unwrap();
+            assert!(bits(&data) == bits(&sums[round]), "{transport:?}, world {world}, length {len}, case {round}");
         }
         group.close();
     });
 }
 
 #[test]
-fn the_bits_are_those_of_a_sum_in_time() {
-    for engine in CLEAR_ENGINES {
+fn late_sums_have_the_same_bits() {
+    for transport in PLAIN_TRANSPORTS {
         for world in 1..=5 {
             for len in [0, 3, 1_001, 800_003] {
-                compare(engine, world, len, &|round, rank| delay(round + len + world, rank));
+                compare(transport, world, len, &|round, rank| delay(round + len + world, rank));
             }
         }
     }
-    compare(Engine::Sealed, 3, 300_001, &delay);
+    compare(Transport::Encrypted, 3, 300_001, &delay);
 }
 
 #[test]
-fn whoever_is_last_is_waited_for() {
-    for engine in CLEAR_ENGINES {
+fn any_rank_may_be_last() {
+    for transport in PLAIN_TRANSPORTS {
         for last in 0..3 {
-            compare(engine, 3, 600_001, &|_, rank| Duration::from_millis(if rank == last { 60 } else { 0 }));
-            compare(engine, 3, 600_001, &|_, rank| Duration::from_millis(if rank == last { 0 } else { 40 }));
+            compare(transport, 3, 600_001, &|_, rank| Duration::from_millis(if rank == last { 60 } else { 0 }));
+            compare(transport, 3, 600_001, &|_, rank| Duration::from_millis(if rank == last { 0 } else { 40 }));
         }
     }
 }
 
 #[test]
-fn time_counts_from_the_own_contribution() {
-    for engine in CLEAR_ENGINES {
-        let summed = on_each(groups(engine, 2, options), |mut group| {
+fn times_count_from_the_own_contribution() {
+    for transport in PLAIN_TRANSPORTS {
+        let summed = on_each(groups(transport, 2, options), |mut group| {
             let delay = Duration::from_millis(400 * group.rank() as u64);
             let contribution = Contribution::Both { note: Vec::new(), data: vec![1.0; 1000] };
-            let way = (Wire::F32, Route::Direct);
-            let summed = sum_late(&mut group, &Shards::even(1000, 2), way, contribution, delay).unwrap();
+            let how = (WireFormat::F32, Algorithm::Direct);
+            let summed = sum_late(&mut group, &Shards::even(1000, 2), how, contribution, delay).unwrap();
             group.close();
             summed
         });
         assert!(summed[0].waited >= Duration::from_millis(300), "{:?}", summed[0].waited);
         for (rank, Summed { waited, busy, .. }) in summed.iter().enumerate() {
-            assert!(*busy < Duration::from_millis(200), "{engine:?} rank {rank} was busy for {busy:?}");
-            assert!(rank == 0 || *waited < Duration::from_millis(200), "{engine:?} waited for {waited:?}");
+            assert!(*busy < Duration::from_millis(200), "{transport:?} rank {rank} was busy for {busy:?}");
+            assert!(rank == 0 || *waited < Duration::from_millis(200), "{transport:?} waited for {waited:?}");
         }
     }
 }
 
 #[test]
-fn a_wake_is_heard_at_once_by_any_engine_and_alone() {
+fn a_wake_is_noticed_at_once_by_any_transport_and_a_single_rank() {
     let alone = || vec![Group::alone()];
-    for groups in [alone(), groups(Engine::Local, 2, options), groups(Engine::Tcp, 2, options)] {
+    for groups in [alone(), groups(Transport::Local, 2, options), groups(Transport::Tcp, 2, options)] {
         on_each(groups, |mut group| {
             let shards = Shards::even(2, group.world());
-            // Long before anybody asks, and often: it must neither be lost nor block.
+            // Long before the sleep, and often: it must neither be lost nor block.
             let waker = group.waker();
             (0..100_000).for_each(|_| waker.wake());
             for _ in 0..20 {
                 let contribution = Contribution::Both { note: vec![1], data: vec![1.0, -0.0] };
                 let (start, delay) = (Instant::now(), Duration::from_millis(10));
-                let summed = sum_late(&mut group, &shards, (Wire::F32, Route::Auto), contribution, delay).unwrap();
+                let summed =
+                    sum_late(&mut group, &shards, (WireFormat::F32, Algorithm::Auto), contribution, delay).unwrap();
                 assert!(start.elapsed() < Duration::from_millis(500), "woken after {:?}", start.elapsed());
                 assert_eq!(bits(&summed.data), bits(&[group.world() as f32, -0.0]));
             }
@@ -151,72 +155,79 @@ fn a_wake_is_heard_at_once_by_any_engine_and_alone() {
 }
 
 #[derive(Debug)]
-enum Refused {
+enum SumError {
     Comm(CommError),
     Own,
 }
 
-impl From<CommError> for Refused {
-    fn from(error: CommError) -> Refused {
-        Refused::Comm(error)
+impl From<CommError> for SumError {
+    fn from(error: CommError) -> SumError {
+        SumError::Comm(error)
     }
 }
 
 #[test]
-fn an_own_error_comes_back_and_the_others_learn_of_it() {
-    for engine in ENGINES {
-        for route in [Route::Direct, Route::Ring] {
-            on_each(groups(engine, 3, options), |mut group| {
+fn an_own_error_is_returned_and_reported_to_the_others() {
+    for transport in TRANSPORTS {
+        for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+            on_each(groups(transport, 3, options), |mut group| {
                 let shards = Shards::even(500_000, 3);
                 if group.rank() == 1 {
-                    let error = group.all_reduce_late(&shards, Wire::F32, route, || Err(Refused::Own)).unwrap_err();
-                    assert!(matches!(error, Refused::Own));
+                    let error =
+                        group.all_reduce_late(&shards, WireFormat::F32, algorithm, || Err(SumError::Own)).unwrap_err();
+                    assert!(matches!(error, SumError::Own));
                     let again = group.barrier().unwrap_err();
                     assert!(matches!(again, CommError::AlreadyFailed { .. }), "{again}");
                     return group.abort("out of memory on cuda:0");
                 }
-                // One has given, the other still computes.
+                // One has contributed, the other still computes.
                 let is_early = group.rank() == 0;
-                let give = || is_early.then(|| Contribution::Both { note: vec![7], data: vec![1.0; 500_000] });
-                let error = group.all_reduce_late(&shards, Wire::F32, route, || Ok::<_, Refused>(give())).unwrap_err();
-                let Refused::Comm(error) = error else { panic!("{error:?}") };
-                assert!(error.to_string().contains("out of memory on cuda:0"), "{engine:?}: {error}");
+                let contribute = || is_early.then(|| Contribution::Both { note: vec![7], data: vec![1.0; 500_000] });
+                let error = group
+                    .all_reduce_late(&shards, WireFormat::F32, algorithm, || Ok::<_, SumError>(contribute()))
+                    .unwrap_err();
+                let SumError::Comm(error) = error else { panic!("{error:?}") };
+                assert!(error.to_string().contains("out of memory on cuda:0"), "{transport:?}: {error}");
             });
         }
     }
 }
 
 #[test]
-fn one_that_gives_up_is_reported_to_those_that_compute_and_those_that_wait() {
-    for engine in ENGINES {
-        for has_given in [false, true] {
-            // The local engine has one set of options.
+fn a_rank_that_gives_up_is_reported_to_computing_and_waiting_ranks() {
+    for transport in TRANSPORTS {
+        for has_contributed in [false, true] {
+            // The local transport has one set of options.
             let limit = |rank| if rank == 2 { Duration::from_millis(300) } else { Duration::from_secs(10) };
             let with = |rank| Options { progress: limit(rank), ..options(rank) };
-            if has_given && engine == Engine::Local {
+            if has_contributed && transport == Transport::Local {
                 continue;
             }
-            on_each(groups(engine, 3, with), |mut group| {
+            on_each(groups(transport, 3, with), |mut group| {
                 group.at("update 12");
                 let (shards, rank, start) = (Shards::even(900_000, 3), group.rank(), Instant::now());
-                let given = || Ok(Some(Contribution::Both { note: vec![1], data: vec![0.0; 900_000] }));
-                let result = group.all_reduce_late(&shards, Wire::F32, Route::Direct, || match rank {
-                    0 => given(),
-                    // Rank 2 waits in vain for rank 1, which always computes, or has an error of its own.
+                let contribute = || Ok(Some(Contribution::Both { note: vec![1], data: vec![0.0; 900_000] }));
+                let result = group.all_reduce_late(&shards, WireFormat::F32, Algorithm::Direct, || match rank {
+                    0 => contribute(),
+                    // Rank 2 waits in vain for rank 1, which never finishes computing, or fails
+                    // itself.
                     1 => Ok(None),
-                    _ if has_given => given(),
-                    _ => Err(Refused::Own),
+                    _ if has_contributed => contribute(),
+                    _ => Err(SumError::Own),
                 });
                 assert!(start.elapsed() < Duration::from_secs(5), "noticed after {:?}", start.elapsed());
                 match result {
-                    Err(Refused::Own) => assert_eq!((rank, has_given), (2, false)),
-                    Err(Refused::Comm(error)) => {
+                    Err(SumError::Own) => assert_eq!((rank, has_contributed), (2, false)),
+                    Err(SumError::Comm(error)) => {
                         let text = error.to_string();
-                        let why = if has_given { "did not do its part" } else { "could not compute its part" };
-                        assert!(text.contains(why), "{engine:?} rank {rank}: {text}");
-                        assert!(text.contains("during all_reduce_late at update 12"), "{engine:?} rank {rank}: {text}");
+                        let why = if has_contributed { "made no progress" } else { "failed to compute its part" };
+                        assert!(text.contains(why), "{transport:?} rank {rank}: {text}");
+                        assert!(
+                            text.contains("during all_reduce_late at update 12"),
+                            "{transport:?} rank {rank}: {text}"
+                        );
                     }
-                    Ok(_) => panic!("{engine:?} rank {rank} has a sum of nothing"),
+                    Ok(_) => panic!("{transport:?} rank {rank} got a sum"),
                 }
             });
         }
@@ -224,27 +235,28 @@ fn one_that_gives_up_is_reported_to_those_that_compute_and_those_that_wait() {
 }
 
 #[test]
-fn waiting_for_oneself_is_nobodys_fault_but_for_others_it_is() {
-    for engine in CLEAR_ENGINES {
+fn computing_has_no_limit_but_waiting_for_others_has() {
+    for transport in PLAIN_TRANSPORTS {
         let reported = AtomicBool::new(false);
-        let impatient = |rank| Options { progress: Duration::from_millis(300), ..options(rank) };
-        on_each(groups(engine, 2, impatient), |mut group| {
+        let strict = |rank| Options { progress: Duration::from_millis(300), ..options(rank) };
+        on_each(groups(transport, 2, strict), |mut group| {
             let (shards, start) = (Shards::even(4, 2), Instant::now());
             let slow = |after: Duration| {
                 move || {
                     Ok((start.elapsed() > after).then(|| Contribution::Both { note: Vec::new(), data: vec![1.0; 4] }))
                 }
             };
-            // Both compute longer than the limit, and nobody is to blame.
+            // Both compute longer than the limit, which is not an error.
             let after = Duration::from_millis(1_100);
-            group.all_reduce_late::<CommError>(&shards, Wire::F32, Route::Direct, slow(after)).unwrap();
+            group.all_reduce_late::<CommError>(&shards, WireFormat::F32, Algorithm::Direct, slow(after)).unwrap();
             if group.rank() == 1 {
                 while !reported.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(30) {
                     sleep(Duration::from_millis(5));
                 }
                 return;
             }
-            let error = group.all_reduce_late(&shards, Wire::F32, Route::Direct, slow(Duration::ZERO)).unwrap_err();
+            let error =
+                group.all_reduce_late(&shards, WireFormat::F32, Algorithm::Direct, slow(Duration::ZERO)).unwrap_err();
             reported.store(true, Ordering::Release);
             assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{error}");
         });
@@ -252,20 +264,20 @@ fn waiting_for_oneself_is_nobodys_fault_but_for_others_it_is() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_contributions_are_rejected() {
     let shards = Shards::even(4, 1);
-    let give = |note: usize, len: usize| {
+    let sum_with = |note: usize, len: usize| {
         let mut group = Group::alone();
-        let contribution = Contribution::Both { note: vec![0; note], data: vec![0.0; len] };
-        let mut given = Some(contribution);
-        group.all_reduce_late::<CommError>(&shards, Wire::F32, Route::Auto, || Ok(given.take()))
+        let mut contribution = Some(Contribution::Both { note: vec![0; note], data: vec![0.0; len] });
+        group.all_reduce_late::<CommError>(&shards, WireFormat::F32, Algorithm::Auto, || Ok(contribution.take()))
     };
-    assert_eq!(give(0, 4).unwrap().data, [0.0; 4]);
-    for refused in [give(0, 3), give((64 << 20) + 1, 4)] {
-        assert!(matches!(refused, Err(CommError::Misuse { .. })));
+    assert_eq!(sum_with(0, 4).unwrap().data, [0.0; 4]);
+    for rejected in [sum_with(0, 3), sum_with((64 << 20) + 1, 4)] {
+        assert!(matches!(rejected, Err(CommError::Misuse { .. })));
     }
     let mut group = Group::alone();
-    let refused = group.all_reduce_late::<CommError>(&Shards::even(4, 2), Wire::F32, Route::Auto, || Ok(None));
-    assert!(matches!(refused, Err(CommError::Misuse { .. })));
+    let rejected =
+        group.all_reduce_late::<CommError>(&Shards::even(4, 2), WireFormat::F32, Algorithm::Auto, || Ok(None));
+    assert!(matches!(rejected, Err(CommError::Misuse { .. })));
     group.barrier().unwrap();
 }

@@ -1,16 +1,16 @@
-//! The public interface over both engines: collectives, meeting, and failing.
+//! Tests of the public interface over both transports: collectives, rendezvous and failures.
 
-// Clippy's exception for tests does not reach functions beside the tests.
+// Clippy's exception for tests does not cover helper functions.
 #![allow(clippy::unwrap_used)]
 
 mod collectives;
 mod directory;
+mod encryption;
 mod failure;
 mod late;
-mod lines;
-mod meeting;
+mod link_speeds;
 mod outage;
 mod ranks;
-mod sealed;
+mod rejections;
+mod rendezvous;
 mod secrets;
-mod strangers;

@@ -1,5 +1,5 @@
 //! Ranks in network namespaces whose link drops every packet for a while. Needs root and `ip`
-//! (iproute2), so these tests are ignored unless asked for; `./test` runs them where it may.
+//! (iproute2), so these tests are ignored by default; `./test` runs them where it can.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use hetseq_comm::{Group, Identity, Options, Route, Shards, Wire};
+use hetseq_comm::{Algorithm, Group, Identity, Options, Shards, WireFormat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::ranks::{options, place};
+use crate::ranks::{options, rank_env};
 
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
-/// Two network namespaces with a cable in between, removed when dropped.
+/// Two network namespaces connected by a virtual cable, removed when dropped.
 struct Cable {
     names: [String; 2],
 }
@@ -38,14 +38,15 @@ impl Cable {
         cable
     }
 
-    /// Cuts it for as long as that.
+    /// Cuts the cable for `outage`.
     fn fail_for(&self, outage: Duration) {
         self.cut();
         sleep(outage);
         self.reconnect();
     }
 
-    /// Packets leave, and are dropped at the other end because they are for another machine.
+    /// Packets are sent, but the other end drops them because they are addressed to another
+    /// machine.
     fn cut(&self) {
         self.send_to([7, 8]);
     }
@@ -61,7 +62,7 @@ impl Cable {
         }
     }
 
-    /// Runs one rank at each end, and `events` beside them.
+    /// Runs one rank at each end, and `events` in parallel.
     fn ranks<T: Send>(
         &self,
         silence: Duration,
@@ -72,7 +73,7 @@ impl Cable {
             let namespace = File::open(format!("/run/netns/{}", self.names[end])).unwrap();
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             let options = Options { silence, progress: Duration::from_secs(60), ..options(end) };
-            rank(Group::join(&place(end, 2, ADDRESSES[0], 2900), &Identity::new(), &options).unwrap())
+            rank(Group::join(&rank_env(end, 2, ADDRESSES[0], 2900), &Identity::new(), &options).unwrap())
         };
         let at_end = &at_end;
         scope(|scope| {
@@ -112,8 +113,8 @@ fn a_short_outage_is_survived_while_gradients_travel() {
         let shards = Shards::even(gradients.len(), 2);
         let mut is_last = false;
         while !is_last {
-            is_last = group.agree(&[u8::from(is_back.load(Ordering::Acquire))]).unwrap()[0] == [1];
-            group.all_reduce(&mut gradients, &shards, Wire::F32, Route::Auto).unwrap();
+            is_last = group.all_gather_bytes(&[u8::from(is_back.load(Ordering::Acquire))]).unwrap()[0] == [1];
+            group.all_reduce(&mut gradients, &shards, WireFormat::F32, Algorithm::Auto).unwrap();
         }
         group.close();
     });

@@ -1,26 +1,27 @@
-//! Ranks as threads of the test, over either engine.
+//! Ranks as threads of the test, over any transport.
 
 use std::net::{Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use hetseq_comm::{CommError, Group, Identity, Options, Place, Rendezvous, Secret};
+use hetseq_comm::{CommError, Group, Identity, Options, RankEnv, Rendezvous, Secret};
 
+/// The transport of a group under test.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Engine {
+pub(crate) enum Transport {
     Local,
     Tcp,
-    /// As `Tcp`, encrypted.
-    Sealed,
+    /// Like `Tcp`, but encrypted.
+    Encrypted,
 }
 
-pub(crate) const ENGINES: [Engine; 3] = [Engine::Local, Engine::Tcp, Engine::Sealed];
-/// For what is long: in what it computes `Sealed` cannot differ from `Tcp`.
-pub(crate) const CLEAR_ENGINES: [Engine; 2] = [Engine::Local, Engine::Tcp];
+pub(crate) const TRANSPORTS: [Transport; 3] = [Transport::Local, Transport::Tcp, Transport::Encrypted];
+/// For long tests: results cannot differ between `Encrypted` and `Tcp`.
+pub(crate) const PLAIN_TRANSPORTS: [Transport; 2] = [Transport::Local, Transport::Tcp];
 
-/// A port that nobody listens on, below the range from which the system takes ports for outgoing
-/// connections, so that no other test's connection can take it meanwhile.
+/// Returns a free port below the ephemeral range, so that no connection of another test can take it
+/// in the meantime.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -33,12 +34,12 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-pub(crate) fn place(rank: usize, world: usize, host: &str, port: u16) -> Place {
+pub(crate) fn rank_env(rank: usize, world: usize, host: &str, port: u16) -> RankEnv {
     let rendezvous = Rendezvous::Tcp { host: host.to_owned(), port };
-    Place { rank: Some(rank), world, rendezvous, source: "the test" }
+    RankEnv { rank: Some(rank), world, rendezvous, source: "the test" }
 }
 
-/// Options with limits that a healthy test never meets.
+/// Options with limits that a healthy test never reaches.
 pub(crate) fn options(rank: usize) -> Options {
     Options {
         silence: Duration::from_secs(10),
@@ -49,35 +50,36 @@ pub(crate) fn options(rank: usize) -> Options {
     }
 }
 
-/// Joins in a thread of its own.
-pub(crate) fn join(place: Place, options: Options) -> JoinHandle<Result<Group, CommError>> {
-    join_as(place, Identity::new(), options)
+/// Joins in a new thread.
+pub(crate) fn join(rank_env: RankEnv, options: Options) -> JoinHandle<Result<Group, CommError>> {
+    join_as(rank_env, Identity::new(), options)
 }
 
-pub(crate) fn join_as(place: Place, identity: Identity, options: Options) -> JoinHandle<Result<Group, CommError>> {
-    spawn(move || Group::join(&place, &identity, &options))
+pub(crate) fn join_as(rank_env: RankEnv, identity: Identity, options: Options) -> JoinHandle<Result<Group, CommError>> {
+    spawn(move || Group::join(&rank_env, &identity, &options))
 }
 
-/// A whole group, in rank order.
-pub(crate) fn groups(engine: Engine, world: usize, options: impl Fn(usize) -> Options) -> Vec<Group> {
-    match engine {
-        Engine::Local => Group::local(world, &options(0)),
-        Engine::Tcp | Engine::Sealed => {
+/// Creates a whole group, in rank order.
+pub(crate) fn groups(transport: Transport, world: usize, options: impl Fn(usize) -> Options) -> Vec<Group> {
+    match transport {
+        Transport::Local => Group::local(world, &options(0)),
+        Transport::Tcp | Transport::Encrypted => {
             let port = free_port();
             let encrypted = |options| Options {
                 encrypt: true,
                 secret: Secret::Given("squirrel-of-the-park".to_owned()),
                 ..options
             };
-            let options = |rank| if engine == Engine::Sealed { encrypted(options(rank)) } else { options(rank) };
+            let options =
+                |rank| if transport == Transport::Encrypted { encrypted(options(rank)) } else { options(rank) };
             let ranks: Vec<_> =
-                (0..world).map(|rank| join(place(rank, world, "127.0.0.1", port), options(rank))).collect();
+                (0..world).map(|rank| join(rank_env(rank, world, "127.0.0.1", port), options(rank))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
         }
     }
 }
 
-/// Runs `body` on every rank at the same time; results in rank order.
+/// Runs `body` on every rank at the same time; returns the results in rank order.
 pub(crate) fn on_each<T: Send>(groups: Vec<Group>, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let body = &body;

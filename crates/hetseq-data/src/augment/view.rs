@@ -1,18 +1,22 @@
-//! Which part of a picture is looked at, and how large: random crops and flips for training, the middle for validation.
-//! Geometry only, pure, with the conventions of torchvision; [`super::resample`] makes the pixels.
+//! The part of an image that a sample shows: random crops and flips for training, the centre for
+//! validation.
+//!
+//! Pure geometry with the conventions of torchvision; [`super::resample`] computes the pixels.
+//! Called by the image task.
 
 use hetseq_random::Key;
 use serde::{Deserialize, Serialize};
 
-/// How training views vary (`RandomResizedCrop` and `RandomHorizontalFlip` of torchvision, with their defaults).
+/// Random crops and flips of training images: `RandomResizedCrop` and `RandomHorizontalFlip` of
+/// torchvision, with their defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Crop {
-    /// The least and the largest part of the picture's area.
+    /// The smallest and the largest fraction of the image's area.
     pub scale: [f64; 2],
-    /// The least and the largest ratio of width to height, before both are brought to the same size.
+    /// The smallest and the largest ratio of width to height, before scaling to a square.
     pub ratio: [f64; 2],
-    /// The chance that left and right are swapped.
+    /// The probability of a horizontal flip.
     pub flip: f64,
 }
 
@@ -22,55 +26,54 @@ impl Default for Crop {
     }
 }
 
-/// A view of a picture: `size` x `size` pixels.
+/// A view of an image: `size` x `size` pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
-    pub x: Span,
-    pub y: Span,
+    pub x: ViewAxis,
+    pub y: ViewAxis,
     pub flip: bool,
     pub size: usize,
 }
 
-/// One direction of a view: `length` source pixels from `start` on are scaled to `scaled` pixels, of which those from
-/// `skip` on are looked at.
+/// One axis of a view: `length` source pixels from `start` on are scaled to `scaled` pixels, and
+/// the view begins at pixel `skip` of those.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct ViewAxis {
     pub start: usize,
     pub length: usize,
     pub scaled: usize,
     pub skip: usize,
 }
 
-/// Tries to find a crop that fits, before the middle is taken.
+/// Attempts to find a crop that fits, before the centre is used.
 const ATTEMPTS: u64 = 10;
 
 impl Crop {
-    /// What is wrong with these settings, if anything is.
+    /// Refuses settings that are out of range.
     pub fn check(&self) -> Result<(), String> {
-        let [least, most] = self.scale;
-        if !(0.0 < least && least <= most && most <= 1.0) {
-            return Err(format!("scale = [{least}, {most}] must be two parts of the area, such as [0.08, 1.0]"));
+        let [min, max] = self.scale;
+        if !(0.0 < min && min <= max && max <= 1.0) {
+            return Err(format!("scale = [{min}, {max}] must be two fractions of the area, such as [0.08, 1.0]"));
         }
-        let [least, most] = self.ratio;
-        if !(0.01..=100.0).contains(&least) || !(least..=100.0).contains(&most) {
-            return Err(format!(
-                "ratio = [{least}, {most}] must be two ratios of width to height, such as [0.75, 1.33]"
-            ));
+        let [min, max] = self.ratio;
+        if !(0.01..=100.0).contains(&min) || !(min..=100.0).contains(&max) {
+            return Err(format!("ratio = [{min}, {max}] must be two ratios of width to height, such as [0.75, 1.33]"));
         }
         if !(0.0..=1.0).contains(&self.flip) {
-            return Err(format!("flip = {} must be a chance from 0 to 1", self.flip));
+            return Err(format!("flip = {} must be a probability from 0 to 1", self.flip));
         }
         Ok(())
     }
 
-    /// A random view of a `width` x `height` picture. The same key gives the same view on every machine.
+    /// A random view of a `width` x `height` image. The same key gives the same view on every
+    /// machine.
     pub fn view(&self, key: Key, width: usize, height: usize, size: usize) -> View {
         let (x, y) = self.area(key.name("crop"), width, height);
-        let span = |(start, length)| Span { start, length, scaled: size, skip: 0 };
-        View { x: span(x), y: span(y), flip: unit(key.name("flip"), 0) < self.flip, size }
+        let axis = |(start, length)| ViewAxis { start, length, scaled: size, skip: 0 };
+        View { x: axis(x), y: axis(y), flip: unit(key.name("flip"), 0) < self.flip, size }
     }
 
-    /// (start, length) of columns and of rows.
+    /// (start, length) of the columns and of the rows.
     fn area(&self, key: Key, width: usize, height: usize) -> ((usize, usize), (usize, usize)) {
         let area = width as f64 * height as f64;
         let between = |i, [low, high]: [f64; 2]| low + (high - low) * unit(key, i);
@@ -81,13 +84,13 @@ impl Crop {
             let columns = libm::rint((target * ratio).sqrt()) as usize;
             let rows = libm::rint((target / ratio).sqrt()) as usize;
             if (1..=width).contains(&columns) && (1..=height).contains(&rows) {
-                let place = |i, room: usize| key.below(i, room as u64 + 1) as usize;
-                let left = place(4 * attempt + 2, width - columns);
-                let top = place(4 * attempt + 3, height - rows);
+                let offset = |i, max: usize| key.below(i, max as u64 + 1) as usize;
+                let left = offset(4 * attempt + 2, width - columns);
+                let top = offset(4 * attempt + 3, height - rows);
                 return ((left, columns), (top, rows));
             }
         }
-        // As much of the middle as has an allowed ratio.
+        // The largest part of the centre with an allowed ratio.
         let ratio = width as f64 / height as f64;
         let (columns, rows) = if ratio < self.ratio[0] {
             (width, libm::rint(width as f64 / self.ratio[0]) as usize)
@@ -102,16 +105,17 @@ impl Crop {
 }
 
 impl View {
-    /// The shorter side becomes `resize` pixels, then `size` x `size` from the middle. `resize` is at least `size`.
+    /// Scales the shorter side to `resize` pixels and takes `size` x `size` from the centre.
+    /// `resize` is at least `size`.
     pub fn middle(width: usize, height: usize, resize: usize, size: usize) -> View {
         let shorter = width.min(height).max(1);
-        let span = |length: usize| {
+        let axis = |length: usize| {
             let scaled = (resize as u128 * length as u128 / shorter as u128) as usize;
-            // Halves to even, as Python rounds.
+            // Rounds half to even, as Python does.
             let skip = libm::rint(scaled.saturating_sub(size) as f64 / 2.0) as usize;
-            Span { start: 0, length, scaled: scaled.max(size), skip }
+            ViewAxis { start: 0, length, scaled: scaled.max(size), skip }
         };
-        View { x: span(width), y: span(height), flip: false, size }
+        View { x: axis(width), y: axis(height), flip: false, size }
     }
 }
 
@@ -128,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_view_lies_in_the_picture(
+        fn a_view_is_inside_the_image(
             seed in 0u64..1_000_000, width in 1usize..3000, height in 1usize..3000, size in 1usize..300, more in 0usize..100,
         ) {
             let views = [
@@ -136,16 +140,16 @@ mod tests {
                 View::middle(width, height, size + more, size),
             ];
             for view in views {
-                for (span, side) in [(view.x, width), (view.y, height)] {
-                    prop_assert!(span.length >= 1 && span.start + span.length <= side, "{view:?}");
-                    prop_assert!(span.skip + size <= span.scaled, "{view:?}");
+                for (axis, side) in [(view.x, width), (view.y, height)] {
+                    prop_assert!(axis.length >= 1 && axis.start + axis.length <= side, "{view:?}");
+                    prop_assert!(axis.skip + size <= axis.scaled, "{view:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn crops_have_the_areas_and_ratios_asked_for() {
+    fn crops_have_the_configured_areas_and_ratios() {
         let crop = Crop { scale: [0.2, 0.5], ..Crop::default() };
         let (mut flips, mut areas) = (0, 0.0);
         for seed in 0..4000 {
@@ -161,16 +165,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_cropped_gives_its_middle() {
+    fn an_image_that_fits_no_crop_gives_its_centre() {
         let crop = Crop { scale: [1.0, 1.0], ratio: [1.0, 1.0], flip: 0.0 };
         let view = crop.view(Key::root(1), 300, 100, 64);
-        assert_eq!(view.x, Span { start: 100, length: 100, scaled: 64, skip: 0 });
-        assert_eq!(view.y, Span { start: 0, length: 100, scaled: 64, skip: 0 });
+        assert_eq!(view.x, ViewAxis { start: 100, length: 100, scaled: 64, skip: 0 });
+        assert_eq!(view.y, ViewAxis { start: 0, length: 100, scaled: 64, skip: 0 });
         assert!(!view.flip);
     }
 
     #[test]
-    fn the_key_decides_for_ever() {
+    fn a_key_gives_the_recorded_view() {
         let view = |seed| Crop::default().view(Key::root(seed), 500, 375, 224);
         assert_ne!(view(1), view(2));
         // Recorded once. A change here changes every run on image folders.
@@ -180,7 +184,7 @@ mod tests {
     const RECORDED: (usize, usize, usize, usize, bool) = (150, 330, 0, 319, true);
 
     #[test]
-    fn settings_that_cannot_be_meant() {
+    fn settings_out_of_range_are_refused() {
         let wrong = [
             Crop { scale: [0.0, 1.0], ..Crop::default() },
             Crop { scale: [0.5, 0.2], ..Crop::default() },

@@ -1,24 +1,27 @@
-//! Documents, or pairs of lines, in chunks: one thread reads, all cores work, and results come back in order.
+//! Parallel processing of documents or line pairs in chunks: one thread reads, all cores process,
+//! and results come back in order. Called by all preparations.
 //!
-//! What is in a chunk, and where a part ends, depends on the text alone, never on the number of cores. Memory holds a few
-//! chunks per core.
+//! The content of a chunk and the end of a part depend on the text only, never on the number of
+//! cores. Memory holds a few chunks per core.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use rayon::prelude::*;
 
-use super::Watch;
+use super::PrepObserver;
 use crate::error::DataError;
 use crate::source::text::{Document, LinePair};
 
-/// Text per chunk: enough to be worth a task, little enough that a core's share of them fits into any memory.
+/// Text per chunk: large enough to be worth a task, small enough that a core's chunks fit into
+/// memory.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Chunks worked on at a time, per core: the slowest of many keeps the others waiting less.
+/// Chunks processed at a time, per core: with many chunks, waiting for the slowest one costs less.
 const CHUNKS_PER_CORE: usize = 4;
 
-/// What text is read in.
+/// A unit of text: a document or a pair of lines.
 pub(super) trait Item: Send {
+    /// The size of its text.
     fn bytes(&self) -> usize;
 }
 
@@ -34,40 +37,41 @@ impl Item for LinePair {
     }
 }
 
-/// Some items that follow each other.
+/// Consecutive items.
 #[derive(Debug)]
 pub(super) struct Chunk<T> {
-    /// The number of the first.
+    /// The number of the first item.
     pub(super) first: u64,
     pub(super) items: Vec<T>,
     ends_part: bool,
     ends_text: bool,
 }
 
-/// Where a chunk ends.
+/// The end of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChunkEnd {
     /// The number of the item after it.
     pub(super) next_item: u64,
     pub(super) ends_part: bool,
-    /// There is no other.
+    /// It is the last chunk.
     pub(super) ends_text: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkLimits {
-    /// Items before it are passed over.
+    /// Items before this one are skipped.
     pub(super) from: u64,
-    /// How much text makes a part.
+    /// Text per part.
     pub(super) part_bytes: usize,
 }
 
-/// Calls `work` with each chunk on all cores, and `take` with what it gave, in order. False if it was stopped.
+/// Calls `work` with each chunk on all cores, and `take` with each result, in order. False if the
+/// observer stopped it.
 pub(super) fn for_each_chunk<T: Item + Sync, R: Send>(
     items: impl Iterator<Item = Result<T, DataError>> + Send,
     limits: ChunkLimits,
     read: &AtomicU64,
-    watch: &dyn Watch,
+    observer: &dyn PrepObserver,
     work: impl Fn(&Chunk<T>) -> Result<R, DataError> + Sync,
     mut take: impl FnMut(ChunkEnd, R) -> Result<(), DataError>,
 ) -> Result<bool, DataError> {
@@ -76,10 +80,10 @@ pub(super) fn for_each_chunk<T: Item + Sync, R: Send>(
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let failure = read_chunks(items, limits, &sender).err();
-            // Nobody listens any more if the other side has failed or stopped.
+            // The send fails if the receiver is gone because processing failed or stopped.
             failure.map(|error| sender.send(Err(error)))
         });
-        // Moved in, so that it goes, and with it the reader's reason to read, however this ends.
+        // Moved in, so that it is dropped on every return and the reader stops.
         let receiver: Receiver<Result<Chunk<T>, DataError>> = receiver;
         loop {
             let chunks: Vec<Chunk<T>> = receiver.iter().take(window).collect::<Result<_, _>>()?;
@@ -88,14 +92,14 @@ pub(super) fn for_each_chunk<T: Item + Sync, R: Send>(
             }
             let results: Vec<Result<R, DataError>> = chunks.par_iter().map(&work).collect();
             for (chunk, result) in chunks.iter().zip(results) {
-                if watch.is_stopped() {
+                if observer.is_stopped() {
                     return Ok(false);
                 }
                 let next_item = chunk.first + chunk.items.len() as u64;
                 let end = ChunkEnd { next_item, ends_part: chunk.ends_part, ends_text: chunk.ends_text };
                 take(end, result?)?;
             }
-            watch.reached(read.load(Ordering::Relaxed));
+            observer.progress(read.load(Ordering::Relaxed));
         }
     })
 }
@@ -112,7 +116,8 @@ fn read_chunks<T: Item>(
         if (number as u64) < limits.from {
             continue;
         }
-        // Sent when the next item is there, so that the last chunk can be known as the last.
+        // Sent only when the next item has been read, so that the last chunk is known to be the
+        // last.
         if chunk_bytes >= CHUNK_BYTES || part_bytes >= limits.part_bytes {
             chunk.ends_part = part_bytes >= limits.part_bytes;
             if chunk.ends_part {

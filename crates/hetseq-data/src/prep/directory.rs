@@ -1,7 +1,7 @@
-//! The directory that is written: whose it is, and what of it is finished.
+//! The output directory of a preparation: its settings and its finished parts.
 //!
-//! While a preparation works, `prep.json` holds its settings and `parts/` the record of each finished part; both go when
-//! `corpus.json` comes. Called by all preparations.
+//! During a preparation, `prep.json` holds the settings and `parts/` holds a record of each
+//! finished part. Both are removed once `corpus.json` is written. Called by all preparations.
 
 use std::path::{Path, PathBuf};
 
@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{CorpusError, DataError};
-use crate::source::bytes::write_whole;
-use crate::source::corpus::{Counts, Manifest, ShardEntry};
+use crate::source::bytes::write_atomic;
+use crate::source::corpus::{CorpusManifest, Counts, ShardEntry};
 use crate::source::text::TextFile;
 use crate::tokenize::{CONFIG_FILE, TOKENIZER_FILE};
 
 const SETTINGS_FILE: &str = "prep.json";
 const PARTS_DIR: &str = "parts";
 
-/// A part of the input whose shards are written.
+/// A part of the input whose shards have been written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Part<C> {
-    /// Of the input (0) or the held-out input (1).
+pub(super) struct PrepPart<C> {
+    /// The input (0) or the held-out input (1).
     pub(super) group: usize,
-    /// The first document or pair after it.
+    /// The number of the first document or pair after it.
     pub(super) next_item: u64,
     pub(super) ends_group: bool,
     pub(super) train: C,
@@ -32,25 +32,26 @@ pub(super) struct Part<C> {
     pub(super) shards: Vec<ShardEntry>,
 }
 
-/// Makes sure that the directory is ours: new, begun with the same settings, or finished with them.
-pub(super) fn claim<C: Counts>(dir: &Path, record: &Value) -> Result<Option<Manifest<C>>, DataError> {
+/// Claims the directory: it must be new or empty, or begun or finished with the same settings.
+/// Returns the manifest if it is finished.
+pub(super) fn claim<C: Counts>(dir: &Path, record: &Value) -> Result<Option<CorpusManifest<C>>, DataError> {
     let failed = |reason| DataError::Io { path: dir.to_owned(), reason };
-    let compare = |there: &Value| match differences(there, record) {
+    let compare = |stored: &Value| match differences(stored, record) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(CorpusError::OtherSettings { dir: dir.to_owned(), differences }),
     };
     fs::create_dir_all(dir).map_err(failed)?;
-    if let Some(manifest) = Manifest::<C>::read(dir)? {
+    if let Some(manifest) = CorpusManifest::<C>::read(dir)? {
         compare(&manifest.settings)?;
-        clear_away(dir)?;
+        remove_temporary(dir)?;
         return Ok(Some(manifest));
     }
     let path = dir.join(SETTINGS_FILE);
     if path.exists() {
         let bytes = fs::read(&path).map_err(failed)?;
         let damaged = |problem| CorpusError::Damaged { path: path.clone(), field: SETTINGS_FILE, problem };
-        let there = serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?;
-        compare(&there)?;
+        let stored = serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?;
+        compare(&stored)?;
         return Ok(None);
     }
     for entry in fs::read_dir(dir).map_err(failed)? {
@@ -59,21 +60,21 @@ pub(super) fn claim<C: Counts>(dir: &Path, record: &Value) -> Result<Option<Mani
             return Err(CorpusError::NotEmpty { dir: dir.to_owned(), file }.into());
         }
     }
-    write_whole(&path, |file| writeln!(file, "{record:#}"))?;
+    write_atomic(&path, |file| writeln!(file, "{record:#}"))?;
     Ok(None)
 }
 
-/// The parts that are finished, in order; the first of which anything is missing ends them.
-pub(super) fn finished<C: DeserializeOwned>(dir: &Path) -> Result<Vec<Part<C>>, DataError> {
+/// The finished parts, in order, up to the first one with a missing file.
+pub(super) fn finished<C: DeserializeOwned>(dir: &Path) -> Result<Vec<PrepPart<C>>, DataError> {
     let parts_dir = dir.join(PARTS_DIR);
     fs::create_dir_all(&parts_dir).map_err(|reason| DataError::Io { path: parts_dir.clone(), reason })?;
     let mut parts = Vec::new();
     while let Ok(bytes) = fs::read(record_path(dir, parts.len())) {
-        let Ok(part) = serde_json::from_slice::<Part<C>>(&bytes) else { break };
-        let is_there = |shard: &ShardEntry| {
+        let Ok(part) = serde_json::from_slice::<PrepPart<C>>(&bytes) else { break };
+        let is_complete = |shard: &ShardEntry| {
             fs::metadata(dir.join(&shard.file)).is_ok_and(|metadata| metadata.len() == shard.bytes)
         };
-        if !part.shards.iter().all(is_there) {
+        if !part.shards.iter().all(is_complete) {
             break;
         }
         parts.push(part);
@@ -81,20 +82,20 @@ pub(super) fn finished<C: DeserializeOwned>(dir: &Path) -> Result<Vec<Part<C>>, 
     Ok(parts)
 }
 
-/// The shards of a part are there.
-pub(super) fn record<C: Serialize>(dir: &Path, number: usize, part: &Part<C>) -> Result<(), DataError> {
+/// Writes the record of a part whose shards have been written.
+pub(super) fn write_record<C: Serialize>(dir: &Path, number: usize, part: &PrepPart<C>) -> Result<(), DataError> {
     let path = record_path(dir, number);
     let text =
         serde_json::to_vec(part).map_err(|reason| DataError::Io { path: path.clone(), reason: reason.into() })?;
-    write_whole(&path, |file| file.write_all(&text))
+    write_atomic(&path, |file| file.write_all(&text))
 }
 
 fn record_path(dir: &Path, part: usize) -> PathBuf {
     dir.join(PARTS_DIR).join(format!("{part:05}.json"))
 }
 
-/// Where a group of the input is to be gone on with: None if it is finished.
-pub(super) fn go_on_from<C>(parts: &[Part<C>], group: usize) -> Option<u64> {
+/// The item of a group to resume from. None if the group is finished.
+pub(super) fn resume_from<C>(parts: &[PrepPart<C>], group: usize) -> Option<u64> {
     match parts.iter().rev().find(|part| part.group == group) {
         Some(part) if part.ends_group => None,
         Some(part) => Some(part.next_item),
@@ -102,8 +103,8 @@ pub(super) fn go_on_from<C>(parts: &[Part<C>], group: usize) -> Option<u64> {
     }
 }
 
-/// Adds up and lists what the parts hold.
-pub(super) fn list<C: Counts>(manifest: &mut Manifest<C>, parts: &[Part<C>]) {
+/// Adds the counts and shards of the parts to the manifest.
+pub(super) fn add_parts<C: Counts>(manifest: &mut CorpusManifest<C>, parts: &[PrepPart<C>]) {
     for part in parts {
         manifest.train.add(&part.train);
         manifest.valid.add(&part.valid);
@@ -112,14 +113,15 @@ pub(super) fn list<C: Counts>(manifest: &mut Manifest<C>, parts: &[Part<C>]) {
     manifest.shards.sort_by(|a, b| (a.split, &a.file).cmp(&(b.split, &b.file)));
 }
 
-/// Writes the manifest: from now on the directory is finished.
-pub(super) fn conclude<C: Counts>(dir: &Path, manifest: &Manifest<C>) -> Result<(), DataError> {
+/// Writes the manifest, which marks the directory as finished.
+pub(super) fn finish<C: Counts>(dir: &Path, manifest: &CorpusManifest<C>) -> Result<(), DataError> {
     manifest.write(dir)?;
-    clear_away(dir)
+    remove_temporary(dir)
 }
 
-/// Removes what only a restart needs, and what a killed preparation was just writing.
-fn clear_away(dir: &Path) -> Result<(), DataError> {
+/// Removes the files that only a restart needs, and files that a killed preparation left half
+/// written.
+fn remove_temporary(dir: &Path) -> Result<(), DataError> {
     let failed = |reason| DataError::Io { path: dir.to_owned(), reason };
     for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -132,8 +134,8 @@ fn clear_away(dir: &Path) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Removes what a preparation has written so far, but for the directory: it is of no use.
-pub(super) fn abandon(dir: &Path) -> Result<(), DataError> {
+/// Removes everything that a preparation has written so far, except for the directory.
+pub(super) fn discard(dir: &Path) -> Result<(), DataError> {
     let failed = |reason| DataError::Io { path: dir.to_owned(), reason };
     for entry in fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -144,13 +146,13 @@ pub(super) fn abandon(dir: &Path) -> Result<(), DataError> {
             fs::remove_file(entry.path()).map_err(failed)?;
         }
     }
-    clear_away(dir)
+    remove_temporary(dir)
 }
 
-/// What differs between two records, each as `name: that there, this here`.
-fn differences(there: &Value, here: &Value) -> Vec<String> {
-    fn compare(name: &str, there: &Value, here: &Value, found: &mut Vec<String>) {
-        if let (Value::Object(old), Value::Object(new)) = (there, here) {
+/// The differences between two records, each as `name: was OLD, now NEW`.
+fn differences(old: &Value, new: &Value) -> Vec<String> {
+    fn compare(name: &str, old_value: &Value, new_value: &Value, found: &mut Vec<String>) {
+        if let (Value::Object(old), Value::Object(new)) = (old_value, new_value) {
             let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
             keys.sort();
             keys.dedup();
@@ -158,16 +160,16 @@ fn differences(there: &Value, here: &Value) -> Vec<String> {
                 let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
                 compare(&name, old.get(key).unwrap_or(&Value::Null), new.get(key).unwrap_or(&Value::Null), found);
             }
-        } else if there != here {
-            found.push(format!("{name}: {there} there, {here} here"));
+        } else if old_value != new_value {
+            found.push(format!("{name}: was {old_value}, now {new_value}"));
         }
     }
     let mut found = Vec::new();
-    compare("", there, here, &mut found);
+    compare("", old, new, &mut found);
     found
 }
 
-/// What a restart compares of files: that they are the same, wherever they lie.
+/// The identity of input files, which a restart compares. It does not depend on their directory.
 pub(super) fn inputs(files: &[TextFile]) -> Result<Value, DataError> {
     let mut hasher = blake3::Hasher::new();
     for file in files {
@@ -189,7 +191,7 @@ mod tests {
     #[test]
     fn differences_are_named() {
         let (old, new) = (json!({ "a": 1, "b": { "c": 2, "d": 3 } }), json!({ "a": 1, "b": { "c": 4 }, "e": null }));
-        assert_eq!(differences(&old, &new), ["b.c: 2 there, 4 here", "b.d: 3 there, null here"]);
+        assert_eq!(differences(&old, &new), ["b.c: was 2, now 4", "b.d: was 3, now null"]);
         assert_eq!(differences(&old, &old), [] as [&str; 0]);
     }
 }

@@ -1,26 +1,28 @@
-//! One micro-batch on the host, the same for all kinds of samples.
+//! One micro-batch of pre-training samples on the host, the same for text and stored samples.
 
 use super::config::PretrainConfig;
 use crate::source::rows::Row;
 
-/// Samples side by side, padded to the longest. Everything in it is a row's own: it does not depend on its neighbours.
+/// A padded batch of samples. A row does not depend on the other rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PretrainBatch {
-    /// Number of samples.
+    /// The number of samples.
     pub batch: usize,
-    /// Width that all are padded to.
+    /// The padded length of the samples.
     pub seq: usize,
     /// `batch * seq`, row by row; padding is the pad token.
     pub input_ids: Vec<i32>,
     /// `batch * seq`: 0 in the first segment and in padding, 1 in the second.
     pub segment_ids: Vec<i32>,
-    /// `batch`: how many tokens of a row are no padding. The attention mask is `column < length`.
+    /// `batch`: the number of tokens in a row without padding. The attention mask is
+    /// `column < length`.
     pub lengths: Vec<i32>,
     /// The masked tokens, as indices into the flattened batch (`row * seq + column`), ascending.
     pub masked_positions: Vec<i32>,
-    /// What they are, in the same order.
+    /// The original ids of the masked tokens, in the same order.
     pub masked_ids: Vec<i32>,
-    /// `batch`, with next-sentence prediction: 0 if the second segment follows the first, 1 if it is from elsewhere.
+    /// `batch`, with next-sentence prediction only: 0 if the second segment follows the first, else
+    /// 1.
     pub next_sentence: Option<Vec<i32>>,
 }
 
@@ -54,7 +56,7 @@ impl PretrainBatch {
         batch
     }
 
-    /// Real tokens, special ones too.
+    /// The number of tokens without padding, special tokens included.
     pub fn tokens(&self) -> u64 {
         self.lengths.iter().map(|&length| length as u64).sum()
     }

@@ -1,4 +1,4 @@
-//! How samples are cut from text, paired and masked: the part of a task's config that is about data.
+//! Settings for cutting text into samples, pairing and masking: the data part of a task's config.
 
 use std::path::PathBuf;
 
@@ -7,27 +7,31 @@ use serde::{Deserialize, Serialize};
 use crate::error::{CorpusError, DataError};
 use crate::mask::Masking;
 
-/// Use it as it is or flattened into a config of your own.
+/// Data settings of BERT pre-training. A task can use them directly or flatten them into its
+/// config.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PretrainConfig {
-    /// Tokens of a sample at most, with the special ones.
+    /// The largest number of tokens in a sample, special tokens included.
     pub max_seq_length: usize,
-    /// Pair two segments, and tell whether the second follows the first. Without it a sample is one segment.
+    /// Next-sentence prediction: a sample has two segments and a label that says whether the second
+    /// follows the first. Without it a sample is one segment.
     pub next_sentence: bool,
-    /// How many of the samples are cut short on purpose, at a random length, so that the network sees all lengths.
+    /// The fraction of samples that are made short on purpose, with a random length, so that the
+    /// model sees all lengths.
     pub short_seq_prob: f64,
-    /// Where samples are cut depends on it, in all epochs alike; masks and pairs do not, they come from the run's seed.
+    /// The seed of the cuts, which are the same in all epochs. Masks and pairs use the run's seed.
     pub cut_seed: u64,
     pub masking: Masking,
-    /// Batches are padded to a multiple of it: some devices are faster then.
+    /// Batches are padded to a multiple of this, which is faster on some devices.
     pub pad_to_multiple: usize,
-    /// How much memory stored samples may take, those for training and for validation together; beyond, they are unpacked
-    /// into files.
+    /// The memory limit of stored samples, training and validation together. Above it they are
+    /// unpacked into files.
     pub memory_mib: usize,
-    /// Where those files go; by default a directory `.unpacked` beside the shards.
+    /// The directory of those files; by default `.unpacked` in the directory of the shards.
     pub unpack_dir: Option<PathBuf>,
-    /// How many ids the model knows. Stored samples with others are refused; text brings its own vocabulary.
+    /// The vocabulary size of the model. Stored samples with larger ids are refused; text has its
+    /// own vocabulary.
     pub vocabulary: Option<usize>,
 }
 
@@ -47,10 +51,11 @@ impl Default for PretrainConfig {
     }
 }
 
-/// The shortest and the longest that samples may be made: room for two segments, and 16 bits for a position.
+/// Valid values of `max_seq_length`: at least enough for two segments; positions have 16 bits.
 const LENGTHS: std::ops::RangeInclusive<usize> = 16..=u16::MAX as usize;
 
 impl PretrainConfig {
+    /// Refuses settings that are out of range.
     pub fn check(&self) -> Result<(), DataError> {
         let bad = |name, problem: String| Err(CorpusError::BadSetting { name, problem }.into());
         if !LENGTHS.contains(&self.max_seq_length) {
@@ -69,20 +74,20 @@ impl PretrainConfig {
         Ok(())
     }
 
-    /// `[CLS]`, and a `[SEP]` after each segment.
+    /// The number of special tokens in a sample: `[CLS]`, and a `[SEP]` after each segment.
     pub(super) fn special_tokens(&self) -> usize {
         if self.next_sentence { 3 } else { 2 }
     }
 
-    /// How many tokens of text a sample has at most.
-    pub(super) fn most_text(&self) -> usize {
+    /// The largest number of text tokens in a sample.
+    pub(super) fn max_text_tokens(&self) -> usize {
         self.max_seq_length - self.special_tokens()
     }
 
-    /// The width of a batch whose longest sample has so many tokens.
+    /// The padded length of a batch whose longest sample has `tokens` tokens.
     pub(super) fn padded(&self, tokens: usize) -> usize {
         let width = tokens.next_multiple_of(self.pad_to_multiple.max(1));
-        // No wider than the model's positions, unless a sample is.
+        // Not above the model's positions, unless a sample is longer.
         if width > self.max_seq_length { tokens.max(self.max_seq_length) } else { width }
     }
 }

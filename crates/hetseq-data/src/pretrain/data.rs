@@ -1,4 +1,4 @@
-//! What a task opens: samples for pre-training, whichever way they are kept.
+//! Pre-training samples, built from text or stored. Opened by the BERT task.
 
 use std::path::Path;
 
@@ -6,28 +6,28 @@ use hetseq_random::Key;
 
 use super::batch::PretrainBatch;
 use super::config::PretrainConfig;
-use super::stored::{StoredSamples, has_shards};
-use super::text::TextSamples;
+use super::stored_samples::{StoredSamples, has_shards};
+use super::text_samples::TextSamples;
 use crate::error::DataError;
-use crate::plan::Costs;
-use crate::source::checksum::Sealed;
-use crate::source::corpus::{CorpusSplit, Manifest, TextCorpus, TextCounts};
+use crate::plan::SampleLengths;
+use crate::source::checksum::ChecksummedFile;
+use crate::source::corpus::{CorpusManifest, CorpusSplit, TextCorpus, TextCounts};
 
 /// Samples of one split.
 #[derive(Debug)]
 pub enum PretrainData {
-    /// Masked and paired anew in every epoch.
+    /// New masks and pairs in every epoch.
     Text(TextSamples),
-    /// Masked when they were made.
+    /// Masks stored with the data.
     Stored(StoredSamples),
 }
 
 impl PretrainData {
-    /// Opens what is in a directory: a corpus of `hetseq prep bert`, or shards in NVIDIA's layout.
+    /// Opens a directory: a corpus of `hetseq prep bert`, or shards in NVIDIA's layout.
     pub fn open(dir: &Path, split: CorpusSplit, config: &PretrainConfig) -> Result<Self, DataError> {
-        let is_compact = match Manifest::<TextCounts>::read(dir)? {
-            Some(manifest) => manifest.format == Manifest::COMPACT,
-            // An unfinished or empty directory is best explained by what it most likely should have been.
+        let is_compact = match CorpusManifest::<TextCounts>::read(dir)? {
+            Some(manifest) => manifest.format == CorpusManifest::COMPACT,
+            // For an unfinished or empty directory, the error of a text corpus is the most helpful.
             None => !has_shards(dir),
         };
         Ok(match is_compact {
@@ -36,7 +36,7 @@ impl PretrainData {
         })
     }
 
-    /// How many samples an epoch has: always the same, and below 2^32.
+    /// The number of samples per epoch; the same in all epochs, and below 2^32.
     pub fn len(&self) -> usize {
         match self {
             PretrainData::Text(samples) => samples.len(),
@@ -48,15 +48,15 @@ impl PretrainData {
         self.len() == 0
     }
 
-    /// The tokens that each sample takes in a batch at most, padding counted.
-    pub fn costs(&self) -> Costs {
+    /// The largest padded length of each sample.
+    pub fn lengths(&self) -> SampleLengths {
         match self {
-            PretrainData::Text(samples) => samples.costs(),
-            PretrainData::Stored(samples) => samples.costs(),
+            PretrainData::Text(samples) => samples.lengths(),
+            PretrainData::Stored(samples) => samples.lengths(),
         }
     }
 
-    /// 16 hexadecimal digits that differ between any two sets of samples: ranks compare them.
+    /// 16 hexadecimal digits that differ between any two sets of samples. Ranks compare them.
     pub fn fingerprint(&self) -> String {
         match self {
             PretrainData::Text(samples) => samples.fingerprint(),
@@ -64,15 +64,15 @@ impl PretrainData {
         }
     }
 
-    /// The mapped files, to be compared with their checksums; those in NVIDIA's layout have none.
-    pub fn sealed(&self) -> Vec<Sealed> {
+    /// The mapped files, for checksum verification; files in NVIDIA's layout have no checksums.
+    pub fn checksummed_files(&self) -> Vec<ChecksummedFile> {
         match self {
-            PretrainData::Text(samples) => samples.corpus().sealed(),
-            PretrainData::Stored(samples) => samples.sealed(),
+            PretrainData::Text(samples) => samples.corpus().checksummed_files(),
+            PretrainData::Stored(samples) => samples.checksummed_files(),
         }
     }
 
-    /// How many ids a model needs to know.
+    /// The vocabulary size that a model needs.
     pub fn vocabulary_size(&self) -> usize {
         match self {
             PretrainData::Text(samples) => samples.vocabulary().size(),
@@ -80,7 +80,7 @@ impl PretrainData {
         }
     }
 
-    /// The width of the widest batch.
+    /// The padded length of the longest batch.
     pub fn longest(&self) -> usize {
         match self {
             PretrainData::Text(samples) => samples.longest(),
@@ -88,7 +88,8 @@ impl PretrainData {
         }
     }
 
-    /// Puts samples side by side. `key` gives the key of any sample in this epoch, also of those not asked for.
+    /// Builds a batch. `key` returns the key of any sample in this epoch, also of samples outside
+    /// `ids`.
     pub fn collate(&self, ids: &[u32], key: &dyn Fn(u32) -> Key) -> Result<PretrainBatch, DataError> {
         match self {
             PretrainData::Text(samples) => samples.collate(ids, key),

@@ -1,73 +1,74 @@
-//! The bytes of a file, mapped or in memory, and files that are whole or absent.
+//! The bytes of a file, memory-mapped or owned, and atomic file writes.
 //!
-//! Shards of tokens are mapped: the system keeps in memory what is used, and processes on one machine share it. What the
-//! bytes mean is the business of [`tokens`](super::tokens) and [`rows`](super::rows).
+//! Token shards are mapped: the operating system caches the pages in use, and processes on one
+//! machine share them. [`tokens`](super::tokens) and [`rows`](super::rows) interpret the bytes.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::fs::Metadata;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fs_err as fs;
 use memmap2::Mmap;
 
-use super::truncated;
+use super::sigbus;
 use crate::error::DataError;
 
-/// Bytes that do not change.
+/// Immutable bytes.
 #[derive(Debug)]
 pub enum Bytes {
     Mapped(MappedFile),
     Owned(Vec<u8>),
 }
 
-/// A file in the state that `stamp` says.
+/// A mapped file, and its metadata when it was mapped.
 #[derive(Debug)]
 pub struct MappedFile {
     map: Mmap,
-    pub(super) stamp: Stamp,
+    pub(super) stat: FileStat,
 }
 
-/// What differs if a file is another one or was written to: also what only the system sets, since programs that copy files
-/// set the time of the last write back.
+/// File metadata that differs if a file was replaced or written to.
+///
+/// The change time is part of it because only the kernel sets it: programs that copy files restore
+/// the modification time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct FileStat {
     device: u64,
     inode: u64,
     bytes: u64,
-    /// In nanoseconds since 1970.
-    written: i128,
-    changed: i128,
+    mtime_ns: i128,
+    ctime_ns: i128,
 }
 
-impl Stamp {
+impl FileStat {
     fn of(file: &Metadata) -> Self {
         let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
-        Stamp {
+        FileStat {
             device: file.dev(),
             inode: file.ino(),
             bytes: file.size(),
-            written: nanoseconds(file.mtime(), file.mtime_nsec()),
-            changed: nanoseconds(file.ctime(), file.ctime_nsec()),
+            mtime_ns: nanoseconds(file.mtime(), file.mtime_nsec()),
+            ctime_ns: nanoseconds(file.ctime(), file.ctime_nsec()),
         }
     }
 
-    /// Whether the last change was so long before `now` that another one would have another time.
+    /// Whether the last change was long enough before `now` that a later one would get a different
+    /// timestamp.
     pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        const CLOCK_STEP_NS: i128 = 2_000_000_000;
+        const TIMESTAMP_STEP_NS: i128 = 2_000_000_000;
         let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
-        now - self.written.max(self.changed) > CLOCK_STEP_NS
+        now - self.mtime_ns.max(self.ctime_ns) > TIMESTAMP_STEP_NS
     }
 }
 
-impl fmt::Display for Stamp {
+impl fmt::Display for FileStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stamp { device, inode, bytes, written, changed } = self;
-        write!(f, "{device} {inode} {bytes} {written} {changed}")
+        let FileStat { device, inode, bytes, mtime_ns, ctime_ns } = self;
+        write!(f, "{device} {inode} {bytes} {mtime_ns} {ctime_ns}")
     }
 }
 
@@ -83,7 +84,8 @@ impl Deref for Bytes {
 }
 
 impl Bytes {
-    /// Maps a file. If it is cut short while it is in use, the process ends with a message that names it.
+    /// Maps a file. If it is truncated while in use, the process exits with a message that names
+    /// it.
     pub fn map(path: &Path) -> Result<Bytes, DataError> {
         let failed = |reason| DataError::Io { path: path.to_owned(), reason };
         let file = fs::File::open(path).map_err(failed)?;
@@ -92,64 +94,32 @@ impl Bytes {
             return Ok(Bytes::Owned(Vec::new()));
         }
         let map = map_file(file.file()).map_err(failed)?;
-        truncated::watch(path, &map);
-        Ok(Bytes::Mapped(MappedFile { map, stamp: Stamp::of(&metadata) }))
+        sigbus::register(path, &map);
+        Ok(Bytes::Mapped(MappedFile { map, stat: FileStat::of(&metadata) }))
     }
 }
 
 #[allow(unsafe_code)]
 fn map_file(file: &std::fs::File) -> io::Result<Mmap> {
-    // SAFETY: the map is read-only, and files of ours are never changed in place: `write_whole` renames new ones over
-    // them, and the map keeps the old one alive. Should somebody else write into the file, we read other numbers, and
-    // every number read from a map is checked before it is used as an index.
+    // SAFETY: the map is read-only, and our files are never changed in place: `write_atomic`
+    // renames new ones over them, and the map keeps the old one alive. If another program writes
+    // into the file, we read different numbers, and every number read from a map is checked before
+    // it is used as an index.
     unsafe { Mmap::map(file) }
 }
 
-/// Writes beside the target and renames, so that nobody ever reads half a file, also after a power cut. Several may write
-/// the same file at once, on several machines too: each has a temporary file of its own, and the last one to finish wins.
-pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), DataError> {
-    let failed = |reason| DataError::Io { path: path.to_owned(), reason };
-    let temporary = temporary_name(path).map_err(failed)?;
-    let file = fs::OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(failed)?;
-    let written = (|| {
-        let mut file = BufWriter::new(file);
-        write(&mut file)?;
-        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-        fs::rename(&temporary, path)
-    })();
-    if let Err(reason) = written {
-        // The first failure is the one to report; that the rest of it stays behind is not.
-        let _ = fs::remove_file(&temporary);
-        return Err(failed(reason));
-    }
-    flush_directory(path).map_err(failed)
+/// Writes a file atomically, see [`hetseq_fs::write_atomic`].
+pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), DataError> {
+    hetseq_fs::write_atomic(path, write).map_err(|reason| DataError::Io { path: path.to_owned(), reason })
 }
 
-/// A name that nobody else has. Process ids are not enough: in containers they are the same on many machines.
-fn temporary_name(path: &Path) -> io::Result<PathBuf> {
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
-    let mut name = OsString::from(path.as_os_str());
-    name.push(format!(".{:016x}.tmp", u64::from_le_bytes(random)));
-    Ok(PathBuf::from(name))
-}
-
-/// A new name is safe only once its directory is.
-fn flush_directory(path: &Path) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match fs::File::open(dir)?.sync_all() {
-        // Some network file systems know no such thing; the file itself is there and whole.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        flushed => flushed,
-    }
-}
-
-/// The part of `bytes` from `start` that holds `count` numbers of `width` bytes, if it is there.
+/// Returns the slice of `bytes` at `start` with `count` numbers of `width` bytes each, or `None` if
+/// `bytes` is too short.
 pub(crate) fn part(bytes: &[u8], start: usize, count: usize, width: usize) -> Option<&[u8]> {
     bytes.get(start..start.checked_add(count.checked_mul(width)?)?)
 }
 
-/// Number `at` of a part of little-endian 32-bit numbers; zero past the end.
+/// Returns number `at` of little-endian 32-bit numbers; zero past the end.
 #[inline]
 pub(crate) fn u32_at(part: &[u8], at: usize) -> u32 {
     match part.get(4 * at..4 * at + 4) {
@@ -158,7 +128,7 @@ pub(crate) fn u32_at(part: &[u8], at: usize) -> u32 {
     }
 }
 
-/// Number `at` of a part of little-endian 16-bit numbers; zero past the end.
+/// Returns number `at` of little-endian 16-bit numbers; zero past the end.
 #[inline]
 pub(crate) fn u16_at(part: &[u8], at: usize) -> u16 {
     match part.get(2 * at..2 * at + 2) {
@@ -167,7 +137,7 @@ pub(crate) fn u16_at(part: &[u8], at: usize) -> u16 {
     }
 }
 
-/// How many bytes an id takes: two where they suffice.
+/// Bytes per token id: two if the vocabulary fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdWidth {
     Two,
@@ -194,7 +164,7 @@ impl IdWidth {
         }
     }
 
-    /// Appends ids to `out`; they must fit.
+    /// Appends ids to `out`. Ids must fit into the width.
     pub(crate) fn pack(self, ids: &[u32], out: &mut Vec<u8>) {
         match self {
             IdWidth::Two => ids.iter().for_each(|&id| out.extend_from_slice(&(id as u16).to_le_bytes())),
@@ -202,7 +172,7 @@ impl IdWidth {
         }
     }
 
-    /// The ids of a packed part.
+    /// Iterates over packed ids.
     pub(crate) fn iter(self, packed: &[u8]) -> impl Iterator<Item = u32> {
         packed.chunks_exact(self.bytes()).map(|id| match id {
             &[a, b] => u32::from(u16::from_le_bytes([a, b])),
@@ -210,7 +180,7 @@ impl IdWidth {
         })
     }
 
-    /// Appends the ids of a packed part to `out`.
+    /// Appends packed ids to `out`.
     pub(crate) fn unpack(self, packed: &[u8], out: &mut Vec<u32>) {
         match self {
             IdWidth::Two => out.extend(packed.chunks_exact(2).map(|id| u32::from(u16::from_le_bytes([id[0], id[1]])))),
@@ -226,13 +196,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_writers_of_one_file_do_not_meet() {
+    fn two_writers_of_one_file_do_not_interfere() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.rows");
-        // As on two machines whose processes have the same number: the second begins and ends while the first writes.
-        write_whole(&path, |slow| {
+        // As with equal process ids on two machines: the second writer starts and ends while the
+        // first writes.
+        write_atomic(&path, |slow| {
             slow.write_all(b"slow, ")?;
-            write_whole(&path, |quick| quick.write_all(b"quick")).unwrap();
+            write_atomic(&path, |quick| quick.write_all(b"quick")).unwrap();
             assert_eq!(fs::read(&path)?, b"quick");
             slow.write_all(b"but whole")
         })
@@ -242,19 +213,19 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_leaves_nothing_behind_and_what_was_there_as_it_was() {
+    fn a_failed_write_leaves_no_temporary_file_and_keeps_the_old_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.rows");
-        write_whole(&path, |file| file.write_all(b"before")).unwrap();
-        let full = write_whole(&path, |file| {
+        write_atomic(&path, |file| file.write_all(b"before")).unwrap();
+        let full = write_atomic(&path, |file| {
             file.write_all(b"half")?;
             Err(io::Error::from(io::ErrorKind::StorageFull))
         });
         assert!(matches!(full.unwrap_err(), DataError::Io { path: named, .. } if named == path));
         assert_eq!(fs::read(&path).unwrap(), b"before");
-        // A directory is in the way: the rename fails.
+        // The target is a directory, so the rename fails.
         fs::create_dir(dir.path().join("taken")).unwrap();
-        assert!(write_whole(&dir.path().join("taken"), |file| file.write_all(b"x")).is_err());
+        assert!(write_atomic(&dir.path().join("taken"), |file| file.write_all(b"x")).is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }

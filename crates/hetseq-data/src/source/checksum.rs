@@ -1,8 +1,10 @@
-//! Mapped files against the checksums in their headers: on threads of their own, since reading a large corpus takes minutes.
+//! Checks mapped files against the checksums in their headers, on separate threads: reading a large
+//! corpus takes minutes.
 //!
-//! Files are equal on two machines only if their content is, and headers cannot tell: a damaged shard has the header that it
-//! was written with. So a run compares all of them when it starts. What has passed is noted in a file of the user's cache with
-//! what the system says of the file (size, times, inode, device), and is not read again until that changes.
+//! Comparing headers between machines is not enough: a damaged shard still has the header that it
+//! was written with. So each run verifies all files when it starts. Files that passed are recorded
+//! in the user's cache directory, with their metadata (size, times, inode, device), and are not
+//! read again until that changes. `hetseq-train` (`data_check.rs`) runs it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,34 +16,37 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fs_err as fs;
 
-use super::bytes::{Bytes, write_whole};
+use super::bytes::{Bytes, write_atomic};
 use crate::error::{CorpusError, DataError};
 
-/// Hashed at a time: between two parts a thread looks whether it is still needed.
-const PART_BYTES: usize = 8 << 20;
-/// More threads than this do not read faster from any disk.
-const MOST_THREADS: usize = 8;
-/// A larger cache is not one of ours.
-const MOST_CACHE_BYTES: u64 = 64 << 20;
+/// Bytes hashed at a time. Between two blocks a thread checks whether it was cancelled.
+const BLOCK_BYTES: usize = 8 << 20;
+/// More threads do not read faster from any disk.
+const MAX_THREADS: usize = 8;
+/// A larger file is not one of our caches.
+const MAX_CACHE_BYTES: u64 = 64 << 20;
 
-/// A file and the BLAKE3 of what comes after its header.
+/// A file with the BLAKE3 hash of everything after its header.
 #[derive(Clone)]
-pub struct Sealed {
+pub struct ChecksummedFile {
     path: PathBuf,
     bytes: Arc<Bytes>,
     header_bytes: usize,
     hash: [u8; 32],
-    /// What to do if it is damaged.
+    /// What the user can do if the file is damaged.
     remedy: &'static str,
 }
 
-impl fmt::Debug for Sealed {
+impl fmt::Debug for ChecksummedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sealed").field("path", &self.path).field("bytes", &self.bytes.len()).finish_non_exhaustive()
+        f.debug_struct("ChecksummedFile")
+            .field("path", &self.path)
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
     }
 }
 
-impl Sealed {
+impl ChecksummedFile {
     pub(super) fn new(
         path: &Path,
         bytes: &Arc<Bytes>,
@@ -49,20 +54,21 @@ impl Sealed {
         hash: [u8; 32],
         remedy: &'static str,
     ) -> Self {
-        Sealed { path: path.to_owned(), bytes: bytes.clone(), header_bytes, hash, remedy }
+        ChecksummedFile { path: path.to_owned(), bytes: bytes.clone(), header_bytes, hash, remedy }
     }
 
-    /// Reads everything.
+    /// Reads the whole file and compares it with its hash.
     pub(super) fn verify(&self) -> Result<(), DataError> {
         self.verify_while(|_| true)
     }
 
-    /// Reads everything for as long as `has_read`, which is called with the size of each part, says so.
-    fn verify_while(&self, has_read: impl Fn(usize) -> bool) -> Result<(), DataError> {
+    /// Like [`Self::verify`]. Calls `on_read` with the size of each block, and stops early with
+    /// `Ok` when it returns false.
+    fn verify_while(&self, on_read: impl Fn(usize) -> bool) -> Result<(), DataError> {
         let mut hasher = blake3::Hasher::new();
-        for part in self.bytes.get(self.header_bytes..).unwrap_or_default().chunks(PART_BYTES) {
-            hasher.update(part);
-            if !has_read(part.len()) {
+        for block in self.bytes.get(self.header_bytes..).unwrap_or_default().chunks(BLOCK_BYTES) {
+            hasher.update(block);
+            if !on_read(block.len()) {
                 return Ok(());
             }
         }
@@ -72,28 +78,28 @@ impl Sealed {
         Err(CorpusError::WrongChecksum { path: self.path.clone(), remedy: self.remedy }.into())
     }
 
-    /// As the cache notes it; none if it is no file, or one that was written so shortly before `now` that another write would
-    /// leave no trace in its times.
-    fn note(&self, now: SystemTime) -> Option<String> {
+    /// Returns this file's line in the cache. `None` if the bytes are not a mapped file, or if it
+    /// was written so shortly before `now` that another write could leave the same timestamps.
+    fn cache_entry(&self, now: SystemTime) -> Option<String> {
         match &*self.bytes {
-            Bytes::Mapped(file) if file.stamp.is_settled(now) => {
-                Some(format!("{} {}", blake3::Hash::from_bytes(self.hash).to_hex(), file.stamp))
+            Bytes::Mapped(file) if file.stat.is_settled(now) => {
+                Some(format!("{} {}", blake3::Hash::from_bytes(self.hash).to_hex(), file.stat))
             }
             _ => None,
         }
     }
 }
 
-/// How far a [`Verification`] is.
+/// The state of a [`Verification`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
     Running,
     Passed,
-    /// Which file is damaged, and what to do.
+    /// The error message: which file is damaged, and what to do.
     Failed(String),
 }
 
-/// Files that are being compared with their checksums. Threads end soon after it is dropped.
+/// A running comparison of files with their checksums. Its threads stop soon after it is dropped.
 #[derive(Debug)]
 pub struct Verification {
     shared: Arc<Shared>,
@@ -101,32 +107,33 @@ pub struct Verification {
 
 #[derive(Debug)]
 struct Shared {
-    files: Vec<Sealed>,
-    /// The first file that no thread has begun.
+    files: Vec<ChecksummedFile>,
+    /// Index of the next file to read.
     next: AtomicUsize,
     read_bytes: AtomicU64,
     is_in_background: AtomicBool,
     is_cancelled: AtomicBool,
     state: Mutex<State>,
-    has_ended: Condvar,
+    thread_ended: Condvar,
     cache: Option<Cache>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Threads that still read.
+    /// Number of threads still reading.
     running: usize,
     failure: Option<String>,
 }
 
 impl Verification {
-    /// Starts to read the files that the cache in `cache_dir` does not know. `now` is the time of the system that holds them.
-    pub fn start(files: Vec<Sealed>, cache_dir: Option<&Path>, now: SystemTime) -> Self {
+    /// Starts reading the files that are not in the cache in `cache_dir`. `now` is the current
+    /// time of the system that stores the files.
+    pub fn start(files: Vec<ChecksummedFile>, cache_dir: Option<&Path>, now: SystemTime) -> Self {
         let cache = cache_dir.and_then(|dir| Cache::read(dir, &files, now));
-        let is_known = |file: &Sealed| cache.as_ref().is_some_and(|cache| cache.knows(file));
-        let files: Vec<Sealed> = files.into_iter().filter(|file| !is_known(file)).collect();
+        let is_cached = |file: &ChecksummedFile| cache.as_ref().is_some_and(|cache| cache.contains(file));
+        let files: Vec<ChecksummedFile> = files.into_iter().filter(|file| !is_cached(file)).collect();
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads = files.len().min(cores).min(MOST_THREADS);
+        let threads = files.len().min(cores).min(MAX_THREADS);
         let shared = Arc::new(Shared {
             files,
             next: AtomicUsize::new(0),
@@ -134,15 +141,15 @@ impl Verification {
             is_in_background: AtomicBool::new(false),
             is_cancelled: AtomicBool::new(false),
             state: Mutex::new(State { running: threads, failure: None }),
-            has_ended: Condvar::new(),
+            thread_ended: Condvar::new(),
             cache,
         });
         for thread in 0..threads {
-            let theirs = shared.clone();
-            let work = move || theirs.work(thread);
+            let worker = shared.clone();
+            let work = move || worker.run_thread(thread);
             if std::thread::Builder::new().name(format!("checksum.{thread}")).spawn(work).is_err() {
-                // Where no thread can be had, it is done here and now.
-                shared.work(thread);
+                // If the thread cannot be started, its work is done here.
+                shared.run_thread(thread);
             }
         }
         Verification { shared }
@@ -152,9 +159,9 @@ impl Verification {
         self.wait(Duration::ZERO)
     }
 
-    /// What is known after `limit`, or earlier if there is nothing more to wait for.
-    pub fn wait(&self, limit: Duration) -> Status {
-        let until = Instant::now() + limit;
+    /// Waits up to `timeout` for the result and returns the status.
+    pub fn wait(&self, timeout: Duration) -> Status {
+        let deadline = Instant::now() + timeout;
         let mut state = self.shared.state();
         loop {
             match &*state {
@@ -162,16 +169,16 @@ impl Verification {
                 State { running: 0, .. } => return Status::Passed,
                 _ => {}
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Status::Running;
             }
-            let waited = self.shared.has_ended.wait_timeout(state, left);
+            let waited = self.shared.thread_ended.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// From now on one thread reads, so that the others' cores are free.
+    /// Continues with one thread only, to free the other cores.
     pub fn continue_in_background(&self) {
         self.shared.is_in_background.store(true, Ordering::Relaxed);
     }
@@ -180,7 +187,7 @@ impl Verification {
         self.shared.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Of the files that had to be read.
+    /// Size of all files that have to be read, without those in the cache.
     pub fn total_bytes(&self) -> u64 {
         self.shared.files.iter().map(|file| file.bytes.len().saturating_sub(file.header_bytes) as u64).sum()
     }
@@ -197,21 +204,21 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One thread: file after file, until none is left.
-    fn work(&self, thread: usize) {
-        let is_needed = || !self.is_cancelled.load(Ordering::Relaxed);
-        let has_read = |bytes: usize| {
+    /// Body of one thread: reads files until none is left.
+    fn run_thread(&self, thread: usize) {
+        let is_active = || !self.is_cancelled.load(Ordering::Relaxed);
+        let on_read = |bytes: usize| {
             self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-            is_needed()
+            is_active()
         };
         let mut failure = None;
-        while is_needed() && failure.is_none() && (thread == 0 || !self.is_in_background.load(Ordering::Relaxed)) {
+        while is_active() && failure.is_none() && (thread == 0 || !self.is_in_background.load(Ordering::Relaxed)) {
             let Some(file) = self.files.get(self.next.fetch_add(1, Ordering::Relaxed)) else { break };
-            failure = file.verify_while(has_read).err();
+            failure = file.verify_while(on_read).err();
         }
-        // The last thread writes the cache, before it says that all have passed.
+        // The last thread writes the cache before it reports that all files passed.
         let is_last = matches!(*self.state(), State { running: 1, failure: None }) && failure.is_none();
-        if let Some(cache) = self.cache.as_ref().filter(|_| is_last && is_needed()) {
+        if let Some(cache) = self.cache.as_ref().filter(|_| is_last && is_active()) {
             cache.add(&self.files);
         }
         let mut state = self.state();
@@ -220,51 +227,53 @@ impl Shared {
             state.failure.get_or_insert(failure.to_string());
             self.is_cancelled.store(true, Ordering::Relaxed);
         }
-        self.has_ended.notify_all();
+        self.thread_ended.notify_all();
     }
 }
 
-/// Notes of files that have passed: a text file for each directory, with a line for each of its files.
+/// The cache of verified files: one text file per data directory, with one line per file.
 #[derive(Debug)]
 struct Cache {
     path: PathBuf,
-    /// Of the files that are still as they were.
-    known: HashSet<String>,
+    /// Entries of the files that have not changed.
+    valid: HashSet<String>,
     now: SystemTime,
 }
 
 impl Cache {
-    /// A cache that cannot be read knows nothing.
-    fn read(dir: &Path, files: &[Sealed], now: SystemTime) -> Option<Self> {
-        let of = std::path::absolute(files.first()?.path.parent()?).ok()?;
-        let name = blake3::hash(of.as_os_str().as_encoded_bytes()).to_hex();
+    /// Reads the cache. An unreadable cache counts as empty.
+    fn read(dir: &Path, files: &[ChecksummedFile], now: SystemTime) -> Option<Self> {
+        let data_dir = std::path::absolute(files.first()?.path.parent()?).ok()?;
+        let name = blake3::hash(data_dir.as_os_str().as_encoded_bytes()).to_hex();
         let path = dir.join(&name[..16]);
-        let is_ours = fs::metadata(&path).is_ok_and(|file| file.len() <= MOST_CACHE_BYTES);
+        let is_ours = fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_CACHE_BYTES);
         let text = if is_ours { fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
-        let noted: HashSet<&str> = text.lines().collect();
-        let notes = files.iter().filter_map(|file| file.note(now));
-        let known = notes.filter(|note| noted.contains(note.as_str())).collect();
-        Some(Cache { path, known, now })
+        let stored: HashSet<&str> = text.lines().collect();
+        let entries = files.iter().filter_map(|file| file.cache_entry(now));
+        let valid = entries.filter(|entry| stored.contains(entry.as_str())).collect();
+        Some(Cache { path, valid, now })
     }
 
-    fn knows(&self, file: &Sealed) -> bool {
-        file.note(self.now).is_some_and(|note| self.known.contains(&note))
+    fn contains(&self, file: &ChecksummedFile) -> bool {
+        file.cache_entry(self.now).is_some_and(|entry| self.valid.contains(&entry))
     }
 
-    /// Without a cache everything works, only slower: what cannot be written is not noted.
-    fn add(&self, passed: &[Sealed]) {
-        let notes: Vec<String> = passed.iter().filter_map(|file| file.note(self.now)).collect();
-        if notes.is_empty() {
+    /// Adds files that passed. Write errors are ignored: without a cache the next run only starts
+    /// slower.
+    fn add(&self, passed: &[ChecksummedFile]) {
+        let entries: Vec<String> = passed.iter().filter_map(|file| file.cache_entry(self.now)).collect();
+        if entries.is_empty() {
             return;
         }
-        let text: String = self.known.iter().chain(&notes).flat_map(|note| [note, "\n"]).collect();
+        let text: String = self.valid.iter().chain(&entries).flat_map(|entry| [entry, "\n"]).collect();
         if self.path.parent().is_some_and(|dir| fs::create_dir_all(dir).is_ok()) {
-            _ = write_whole(&self.path, |file| file.write_all(text.as_bytes()));
+            _ = write_atomic(&self.path, |file| file.write_all(text.as_bytes()));
         }
     }
 }
 
-/// Where the notes of this user are kept: `$XDG_CACHE_HOME/hetseq/checksums`, else in `~/.cache`.
+/// Returns this user's cache directory: `$XDG_CACHE_HOME/hetseq/checksums`, by default in
+/// `~/.cache`.
 pub fn cache_dir() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;

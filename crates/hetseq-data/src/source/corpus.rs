@@ -1,7 +1,9 @@
-//! A corpus that `hetseq prep` has prepared: a directory with a tokenizer, shards, and `corpus.json`, which lists them.
+//! A corpus written by `hetseq prep`: a directory with a tokenizer, shards, and the manifest
+//! `corpus.json`.
 //!
-//! `corpus.json` is written last: without it the directory is not finished. [`TextCorpus`] is the memory-mapped form, to be
-//! sampled by [`pretrain`](crate::pretrain); shards in NVIDIA's layout are read without this file, as those of others are.
+//! `corpus.json` is written last: without it the directory is incomplete. [`TextCorpus`] is the
+//! memory-mapped form, which [`pretrain`](crate::pretrain) samples from. Shards in NVIDIA's layout
+//! are read without the manifest, because those made by other programs have none.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +11,8 @@ use fs_err as fs;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::bytes::write_whole;
-use super::checksum::Sealed;
+use super::bytes::write_atomic;
+use super::checksum::ChecksummedFile;
 use super::tokens::TokenShard;
 use crate::error::{CorpusError, DataError};
 use crate::tokenize::{TOKENIZER_FILE, Tokenizer, Vocabulary};
@@ -18,7 +20,7 @@ use crate::tokenize::{TOKENIZER_FILE, Tokenizer, Vocabulary};
 pub const MANIFEST_FILE: &str = "corpus.json";
 const MANIFEST_VERSION: u32 = 1;
 
-/// Which part of a corpus.
+/// A split of a corpus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CorpusSplit {
@@ -37,30 +39,30 @@ impl CorpusSplit {
     }
 }
 
-/// How much text there is.
+/// Size of a text split.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextCounts {
     pub documents: u64,
     pub sentences: u64,
     pub tokens: u64,
-    /// Tokens that are `[UNK]`.
+    /// Number of `[UNK]` tokens.
     pub unknown: u64,
 }
 
-/// What a corpus holds, in numbers. It tells kinds of corpora apart.
+/// The counts of a split. Their type also identifies the kind of corpus.
 pub trait Counts: Clone + Default + PartialEq + Serialize + DeserializeOwned {
-    /// What their manifests call themselves.
+    /// Values of `format` in manifests of this kind.
     const FORMATS: &[&str];
-    /// What they are, to those who find another kind.
-    const WHAT: &str;
+    /// Description of this kind of corpus, for the error if a directory has another.
+    const DESCRIPTION: &str;
 
-    /// What comes after it in the text.
+    /// Adds the counts of the text that follows.
     fn add(&mut self, other: &Self);
 }
 
 impl Counts for TextCounts {
-    const FORMATS: &[&str] = &[Manifest::COMPACT, Manifest::HDF5];
-    const WHAT: &str = "text for BERT, as `hetseq prep bert` writes it";
+    const FORMATS: &[&str] = &[CorpusManifest::COMPACT, CorpusManifest::HDF5];
+    const DESCRIPTION: &str = "text for BERT, as `hetseq prep bert` writes it";
 
     fn add(&mut self, other: &TextCounts) {
         self.documents += other.documents;
@@ -70,60 +72,58 @@ impl Counts for TextCounts {
     }
 }
 
-/// A file of the corpus.
+/// A shard in the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardEntry {
     pub split: CorpusSplit,
     pub file: String,
     pub bytes: u64,
-    /// In the memory-mapped form documents or pairs, in NVIDIA's layout rows.
+    /// Number of documents or pairs (memory-mapped form) or rows (NVIDIA's layout).
     pub entries: u64,
 }
 
-/// `corpus.json`.
+/// The manifest, `corpus.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Manifest<C = TextCounts> {
+pub struct CorpusManifest<C = TextCounts> {
     pub version: u32,
     /// One of [`Counts::FORMATS`].
     pub format: String,
-    /// How many ids the vocabulary has, or the larger one of two.
+    /// Number of ids in the vocabulary, or in the larger of two.
     pub vocabulary: usize,
     pub train: C,
     pub valid: C,
     pub shards: Vec<ShardEntry>,
-    /// What it was prepared with and from.
+    /// Settings and input of the preparation.
     pub settings: serde_json::Value,
 }
 
-impl Manifest {
+impl CorpusManifest {
     /// The memory-mapped form.
     pub const COMPACT: &str = "compact";
     /// NVIDIA's layout.
     pub const HDF5: &str = "hdf5";
 }
 
-impl<C: Counts> Manifest<C> {
+impl<C: Counts> CorpusManifest<C> {
     pub fn new(format: &str, vocabulary: usize, settings: serde_json::Value) -> Self {
         let (train, valid) = Default::default();
         let format = format.to_owned();
-        Manifest { version: MANIFEST_VERSION, format, vocabulary, train, valid, shards: Vec::new(), settings }
+        CorpusManifest { version: MANIFEST_VERSION, format, vocabulary, train, valid, shards: Vec::new(), settings }
     }
 
-    /// None if there is none: the preparation is not finished.
+    /// Reads the manifest. `None` if there is none: the preparation is incomplete.
     pub fn read(dir: &Path) -> Result<Option<Self>, DataError> {
         let Some(json) = read_json(dir)? else { return Ok(None) };
         let damaged =
             |problem: String| CorpusError::Damaged { path: dir.join(MANIFEST_FILE), field: MANIFEST_FILE, problem };
         let version = &json["version"];
         if *version != MANIFEST_VERSION {
-            return Err(
-                damaged(format!("it is of version {version}, and this program knows {MANIFEST_VERSION}")).into()
-            );
+            return Err(damaged(format!("version {version} is not supported (expected {MANIFEST_VERSION})")).into());
         }
         let format = json["format"].as_str().unwrap_or("unknown");
         if !C::FORMATS.contains(&format) {
             let (path, expected, found) =
-                (dir.to_owned(), C::WHAT.to_owned(), format!("a corpus of the kind `{format}`"));
+                (dir.to_owned(), C::DESCRIPTION.to_owned(), format!("a corpus in the format `{format}`"));
             return Err(DataError::WrongKind { path, expected, found });
         }
         let manifest = serde_json::from_value(json).map_err(|reason| damaged(reason.to_string()))?;
@@ -135,7 +135,7 @@ impl<C: Counts> Manifest<C> {
         let mut text = serde_json::to_string_pretty(self)
             .map_err(|reason| DataError::Io { path: path.clone(), reason: reason.into() })?;
         text.push('\n');
-        write_whole(&path, |file| file.write_all(text.as_bytes()))
+        write_atomic(&path, |file| file.write_all(text.as_bytes()))
     }
 
     pub fn counts(&self, split: CorpusSplit) -> &C {
@@ -146,7 +146,7 @@ impl<C: Counts> Manifest<C> {
     }
 }
 
-/// Which kind of corpus a directory holds: a `format` of its manifest. None if there is no manifest.
+/// Returns the `format` in a directory's manifest, or `None` if there is no manifest.
 pub fn format(dir: &Path) -> Result<Option<String>, DataError> {
     Ok(read_json(dir)?.and_then(|json| Some(json["format"].as_str()?.to_owned())))
 }
@@ -161,7 +161,7 @@ fn read_json(dir: &Path) -> Result<Option<serde_json::Value>, DataError> {
     Ok(Some(serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?))
 }
 
-/// The memory-mapped form of one split.
+/// One split in the memory-mapped form.
 #[derive(Debug)]
 pub struct TextCorpus {
     dir: PathBuf,
@@ -170,12 +170,13 @@ pub struct TextCorpus {
 }
 
 impl TextCorpus {
-    /// Maps all shards of a split. Sizes, headers and offsets are checked; the tokens only by [`TextCorpus::verify`].
+    /// Maps all shards of a split. Checks sizes, headers and offsets; [`TextCorpus::verify`] checks
+    /// the tokens.
     pub fn open(dir: &Path, split: CorpusSplit) -> Result<Self, DataError> {
         if !dir.is_dir() {
             return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
         }
-        let manifest = Manifest::<TextCounts>::read(dir)?
+        let manifest = CorpusManifest::<TextCounts>::read(dir)?
             .ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
         let vocabulary = Tokenizer::read_json(&dir.join(TOKENIZER_FILE))?.vocabulary().clone();
         let mut shards = Vec::new();
@@ -194,17 +195,17 @@ impl TextCorpus {
         Ok(TextCorpus { dir: dir.to_owned(), shards, vocabulary })
     }
 
-    /// A corpus of one shard, with its vocabulary.
-    pub(crate) fn of_shard(shard: TokenShard, vocabulary: Vocabulary) -> Self {
+    /// Builds a corpus from one shard and its vocabulary.
+    pub(crate) fn from_shard(shard: TokenShard, vocabulary: Vocabulary) -> Self {
         TextCorpus { dir: PathBuf::from("(in memory)"), shards: vec![shard], vocabulary }
     }
 
-    /// Its files, to be compared with their checksums.
-    pub fn sealed(&self) -> Vec<Sealed> {
-        self.shards.iter().map(TokenShard::sealed).collect()
+    /// The shards with their checksums, to be verified.
+    pub fn checksummed_files(&self) -> Vec<ChecksummedFile> {
+        self.shards.iter().map(TokenShard::checksummed_file).collect()
     }
 
-    /// Reads every byte and compares it with what was written.
+    /// Reads all shards and compares them with their checksums.
     pub fn verify(&self) -> Result<(), DataError> {
         self.shards.iter().try_for_each(TokenShard::verify)
     }
@@ -221,7 +222,7 @@ impl TextCorpus {
         &self.shards
     }
 
-    /// 16 hexadecimal digits that differ between any two corpora.
+    /// 16 hexadecimal digits that differ between corpora.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         self.shards.iter().for_each(|shard| {

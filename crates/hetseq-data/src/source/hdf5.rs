@@ -1,16 +1,17 @@
-//! Shards in the layout of NVIDIA's BERT scripts: six gzip datasets in an HDF5 file, masked when they were made.
+//! HDF5 shards in the layout of NVIDIA's BERT scripts: six gzip datasets per file, already masked.
 //!
 //! | dataset | type | shape |
 //! |---|---|---|
 //! | `input_ids` | int32 | rows x length: `[CLS]` A `[SEP]` B `[SEP]`, masked, padded with 0 |
-//! | `input_mask` | int8 | rows x length: 1 where a token is |
+//! | `input_mask` | int8 | rows x length: 1 for a token, 0 for padding |
 //! | `segment_ids` | int8 | rows x length: 1 in B |
 //! | `masked_lm_positions` | int32 | rows x predictions, padded with 0 |
-//! | `masked_lm_ids` | int32 | rows x predictions: what was there, padded with 0 |
+//! | `masked_lm_ids` | int32 | rows x predictions: the original ids, padded with 0 |
 //! | `next_sentence_labels` | int8 | rows: 1 if B does not follow A |
 //!
-//! A file is decoded once, whole, into [`rows`](super::rows); nothing here is called per sample. Other integer types than
-//! these are read too, as are files without compression.
+//! A file is decoded once and completely into [`rows`](super::rows); nothing here is called per
+//! sample. Other integer types and uncompressed files are read too. [`prep`](crate::prep) writes
+//! shards, [`pretrain`](crate::pretrain) reads them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -18,7 +19,7 @@ use std::path::Path;
 use fs_err as fs;
 use hdf5_pure::{DType, Dataset, File, FileBuilder};
 
-use super::bytes::write_whole;
+use super::bytes::write_atomic;
 use super::rows::{Row, RowsBuilder};
 use crate::error::{CorpusError, DataError};
 
@@ -29,16 +30,16 @@ const POSITIONS: &str = "masked_lm_positions";
 const MASKED_IDS: &str = "masked_lm_ids";
 const LABELS: &str = "next_sentence_labels";
 
-/// As h5py compresses if not told otherwise.
+/// The default of h5py.
 const GZIP_LEVEL: u32 = 4;
-/// Rows per chunk: 128 KiB of ids at length 128. Readers that want single rows unpack whole chunks.
+/// Rows per chunk: 128 KiB of ids at length 128. Reading a single row decompresses its whole chunk.
 const CHUNK_ROWS: usize = 256;
-/// The most that gzip can make of a byte, and then some: a shape that would need more is not believed.
-const GZIP_RATIO: u64 = 1100;
-/// The longest row: positions are kept in 16 bits.
-const LONGEST_ROW: u64 = u16::MAX as u64;
+/// Slightly more than the maximum ratio of gzip. A shape that needs more than that is rejected.
+const MAX_GZIP_RATIO: u64 = 1100;
+/// Maximum tokens per row, because positions have 16 bits.
+const MAX_ROW_TOKENS: u64 = u16::MAX as u64;
 
-/// Rows on their way into a file, padded.
+/// Padded rows, to be written to a file.
 #[derive(Debug)]
 pub struct Hdf5Rows {
     length: usize,
@@ -52,7 +53,7 @@ pub struct Hdf5Rows {
 }
 
 impl Hdf5Rows {
-    /// Rows of `length` tokens, of which `predictions` can be masked.
+    /// Creates an empty list of rows with `length` tokens and up to `predictions` masked ones.
     pub fn new(length: usize, predictions: usize) -> Self {
         let (input_ids, input_mask, segment_ids) = (Vec::new(), Vec::new(), Vec::new());
         let (positions, masked_ids, labels) = (Vec::new(), Vec::new(), Vec::new());
@@ -67,7 +68,7 @@ impl Hdf5Rows {
         self.labels.is_empty()
     }
 
-    /// What does not fit is cut off.
+    /// Adds a row, truncated to `length` and `predictions`.
     pub fn push(&mut self, row: &Row) {
         let rows = self.len() + 1;
         let tokens = row.ids.len().min(self.length);
@@ -84,19 +85,19 @@ impl Hdf5Rows {
         self.labels.push(i8::from(row.is_random_next));
     }
 
-    /// Writes the file; it is whole or not there. The same rows make the same bytes. Returns its size.
+    /// Writes the file atomically. The same rows give the same bytes. Returns its size in bytes.
     pub fn write(self, path: &Path) -> Result<u64, DataError> {
         let rows = self.len() as u64;
         let chunk = CHUNK_ROWS.min(self.len().max(1)) as u64;
         let (length, predictions) = (self.length as u64, self.predictions as u64);
         let mut file = FileBuilder::new();
-        let mut wide = |name: &str, data: &[i32], width: u64| {
+        let mut add_i32 = |name: &str, data: &[i32], width: u64| {
             let dataset = file.create_dataset(name).with_i32_data(data);
             dataset.with_shape(&[rows, width]).with_chunks(&[chunk, width]).with_deflate(GZIP_LEVEL);
         };
-        wide(INPUT_IDS, &self.input_ids, length);
-        wide(POSITIONS, &self.positions, predictions);
-        wide(MASKED_IDS, &self.masked_ids, predictions);
+        add_i32(INPUT_IDS, &self.input_ids, length);
+        add_i32(POSITIONS, &self.positions, predictions);
+        add_i32(MASKED_IDS, &self.masked_ids, predictions);
         for (name, data) in [(INPUT_MASK, &self.input_mask), (SEGMENT_IDS, &self.segment_ids)] {
             let dataset = file.create_dataset(name).with_i8_data(data);
             dataset.with_shape(&[rows, length]).with_chunks(&[chunk, length]).with_deflate(GZIP_LEVEL);
@@ -104,12 +105,12 @@ impl Hdf5Rows {
         let labels = file.create_dataset(LABELS).with_i8_data(&self.labels);
         labels.with_shape(&[rows]).with_chunks(&[chunk]).with_deflate(GZIP_LEVEL);
         let bytes = file.finish().map_err(|reason| bad(path, "(file)", reason.to_string()))?;
-        write_whole(path, |file| file.write_all(&bytes))?;
+        write_atomic(path, |file| file.write_all(&bytes))?;
         Ok(bytes.len() as u64)
     }
 }
 
-/// How large a file's datasets are.
+/// Shape of a file's datasets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hdf5Shape {
     pub rows: usize,
@@ -117,22 +118,23 @@ pub struct Hdf5Shape {
     pub predictions: usize,
 }
 
-/// The shape of a shard; reads no data.
+/// Reads the shape of a shard, without its data.
 pub fn read_shape(path: &Path) -> Result<Hdf5Shape, DataError> {
-    guarded(path, || Shard::open(path).map(|shard| shard.shape))
+    catch_panics(path, || Shard::open(path).map(|shard| shard.shape))
 }
 
-/// Decodes a shard into one block of rows. An id from `vocabulary` on, if that is given, is an error.
+/// Decodes a shard into one block of [`rows`](super::rows). With a `vocabulary` size, larger ids
+/// are an error.
 pub fn read_rows(path: &Path, vocabulary: Option<usize>) -> Result<Vec<u8>, DataError> {
-    guarded(path, || {
+    catch_panics(path, || {
         let shard = Shard::open(path)?;
         let Hdf5Shape { length, predictions, .. } = shard.shape;
-        let ids = shard.numbers(&shard.input_ids, INPUT_IDS)?;
-        let mask = shard.bits(&shard.input_mask, INPUT_MASK)?;
-        let segments = shard.bits(&shard.segment_ids, SEGMENT_IDS)?;
-        let positions = shard.numbers(&shard.positions, POSITIONS)?;
-        let masked_ids = shard.numbers(&shard.masked_ids, MASKED_IDS)?;
-        let labels = shard.bits(&shard.labels, LABELS)?;
+        let ids = shard.read_ids(&shard.input_ids, INPUT_IDS)?;
+        let mask = shard.read_bits(&shard.input_mask, INPUT_MASK)?;
+        let segments = shard.read_bits(&shard.segment_ids, SEGMENT_IDS)?;
+        let positions = shard.read_ids(&shard.positions, POSITIONS)?;
+        let masked_ids = shard.read_ids(&shard.masked_ids, MASKED_IDS)?;
+        let labels = shard.read_bits(&shard.labels, LABELS)?;
         let reader = RowReader { path, vocabulary };
         let (mut builder, mut row) = (RowsBuilder::default(), Row::default());
         for (at, &label) in labels.iter().enumerate() {
@@ -147,8 +149,8 @@ pub fn read_rows(path: &Path, vocabulary: Option<usize>) -> Result<Vec<u8>, Data
     })
 }
 
-/// Whatever a damaged file does to the HDF5 reader, it must not end the process.
-fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, DataError>) -> Result<T, DataError> {
+/// Converts a panic of the HDF5 reader into an error: a damaged file must not end the process.
+fn catch_panics<T>(path: &Path, read: impl FnOnce() -> Result<T, DataError>) -> Result<T, DataError> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(bad(path, "(file)", "it cannot be decoded".to_owned())))
 }
 
@@ -168,14 +170,15 @@ impl<'a> Shard<'a> {
         let unreadable = |reason| DataError::Io { path: path.to_owned(), reason };
         let file_bytes = fs::metadata(path).map_err(unreadable)?.len();
         if !hdf5_pure::is_hdf5(path).map_err(unreadable)? {
-            let (expected, found) = ("an HDF5 file".to_owned(), "a file without the signature of one".to_owned());
+            let (expected, found) = ("an HDF5 file".to_owned(), "a file without the HDF5 signature".to_owned());
             return Err(DataError::WrongKind { path: path.to_owned(), expected, found });
         }
         let file = File::open_streaming(path).map_err(|reason| bad(path, "(file)", reason.to_string()))?;
-        // The end that the file was closed with, as the C library checks it: what is cut off may be what nobody reads.
+        // The file size stored in the file. The C library checks it too, because the missing part
+        // may be one that is never read.
         let end = file.superblock().eof_address;
         if file_bytes < end {
-            let problem = format!("it was cut short: {file_bytes} of {end} bytes are there");
+            let problem = format!("the file is truncated: it has {file_bytes} of {end} bytes");
             return Err(bad(path, "(file)", problem));
         }
         let dataset = |name: &str| {
@@ -184,11 +187,11 @@ impl<'a> Shard<'a> {
         let (input_ids, positions) = (dataset(INPUT_IDS)?, dataset(POSITIONS)?);
         let [rows, length] = dimensions(path, &input_ids, INPUT_IDS)?;
         let [_, predictions] = dimensions(path, &positions, POSITIONS)?;
-        if length == 0 || length > LONGEST_ROW || predictions > length {
+        if length == 0 || length > MAX_ROW_TOKENS || predictions > length {
             let problem = format!("rows of {length} tokens with {predictions} predictions");
             return Err(bad(path, INPUT_IDS, problem));
         }
-        // Two numbers of 32 bits count the tokens and the masked ones of a shard.
+        // Tokens and masked tokens of a shard are counted in 32 bits.
         if rows.saturating_mul(length) > u64::from(u32::MAX) {
             return Err(bad(path, INPUT_IDS, format!("{rows} rows of {length} are too many for one file")));
         }
@@ -213,7 +216,7 @@ impl<'a> Shard<'a> {
         let rows = self.shape.rows as u64;
         let found = dimensions(self.path, dataset, name)?;
         if found != [rows, width] {
-            let problem = format!("it has {} x {} values where {rows} x {width} were expected", found[0], found[1]);
+            let problem = format!("it has {} x {} values, expected {rows} x {width}", found[0], found[1]);
             return Err(bad(self.path, name, problem));
         }
         let kind = dataset.dtype().map_err(|reason| bad(self.path, name, reason.to_string()))?;
@@ -222,59 +225,59 @@ impl<'a> Shard<'a> {
             DType::I16 | DType::U16 => 2,
             DType::I32 | DType::U32 => 4,
             DType::I64 | DType::U64 => 8,
-            _ => return Err(bad(self.path, name, format!("it holds {kind}, not integers"))),
+            _ => return Err(bad(self.path, name, format!("it contains {kind} values, expected integers"))),
         };
-        if rows.saturating_mul(width).saturating_mul(bytes) > file_bytes.saturating_mul(GZIP_RATIO) {
-            let problem = format!("{rows} x {width} values cannot come out of a file of {file_bytes} bytes");
+        if rows.saturating_mul(width).saturating_mul(bytes) > file_bytes.saturating_mul(MAX_GZIP_RATIO) {
+            let problem = format!("{rows} x {width} values do not fit in a file of {file_bytes} bytes");
             return Err(bad(self.path, name, problem));
         }
         Ok(())
     }
 
-    fn numbers(&self, dataset: &Dataset, name: &str) -> Result<Vec<i32>, DataError> {
+    fn read_ids(&self, dataset: &Dataset, name: &str) -> Result<Vec<i32>, DataError> {
         let failed = |reason: hdf5_pure::Error| bad(self.path, name, reason.to_string());
         let values = match dataset.dtype().map_err(failed)? {
             DType::U32 | DType::I64 | DType::U64 => {
-                let wide = dataset.read_i64().map_err(failed)?;
-                let narrow: Result<Vec<i32>, _> = wide.into_iter().map(i32::try_from).collect();
-                narrow.map_err(|_| bad(self.path, name, "a value does not fit into 32 bits".to_owned()))?
+                let values = dataset.read_i64().map_err(failed)?;
+                let converted: Result<Vec<i32>, _> = values.into_iter().map(i32::try_from).collect();
+                converted.map_err(|_| bad(self.path, name, "a value does not fit into 32 bits".to_owned()))?
             }
             _ => dataset.read_i32().map_err(failed)?,
         };
         let width = if name == INPUT_IDS { self.shape.length } else { self.shape.predictions };
-        self.counted(values, name, width)
+        self.check_count(values, name, width)
     }
 
-    /// Zeros and ones.
-    fn bits(&self, dataset: &Dataset, name: &str) -> Result<Vec<bool>, DataError> {
+    /// Reads a dataset of zeros and ones.
+    fn read_bits(&self, dataset: &Dataset, name: &str) -> Result<Vec<bool>, DataError> {
         let values = dataset.read_i8().map_err(|reason| bad(self.path, name, reason.to_string()))?;
         if let Some(at) = values.iter().position(|value| !(0..=1).contains(value)) {
             return Err(bad(self.path, name, format!("value {at} is {}, neither 0 nor 1", values[at])));
         }
         let width = if name == LABELS { 1 } else { self.shape.length };
-        self.counted(values.into_iter().map(|value| value == 1).collect(), name, width)
+        self.check_count(values.into_iter().map(|value| value == 1).collect(), name, width)
     }
 
-    fn counted<T>(&self, values: Vec<T>, name: &str, width: usize) -> Result<Vec<T>, DataError> {
+    fn check_count<T>(&self, values: Vec<T>, name: &str, width: usize) -> Result<Vec<T>, DataError> {
         let expected = self.shape.rows * width;
         match values.len() == expected {
             true => Ok(values),
-            false => Err(bad(self.path, name, format!("it gave {} of {expected} values", values.len()))),
+            false => Err(bad(self.path, name, format!("read {} values, expected {expected}", values.len()))),
         }
     }
 }
 
-/// Rows and their width; a plain list has width 1.
+/// Returns the number of rows and their width. A one-dimensional dataset has width 1.
 fn dimensions(path: &Path, dataset: &Dataset, name: &str) -> Result<[u64; 2], DataError> {
     let shape = dataset.shape().map_err(|reason| bad(path, name, reason.to_string()))?;
     match shape[..] {
         [rows] => Ok([rows, 1]),
         [rows, width] => Ok([rows, width]),
-        _ => Err(bad(path, name, format!("it has {} dimensions, not two", shape.len()))),
+        _ => Err(bad(path, name, format!("it has {} dimensions, expected two", shape.len()))),
     }
 }
 
-/// Padded rows to rows without, each checked.
+/// Checks padded rows and removes the padding.
 struct RowReader<'a> {
     path: &'a Path,
     vocabulary: Option<usize>,
@@ -282,12 +285,12 @@ struct RowReader<'a> {
 
 impl RowReader<'_> {
     fn id(&self, at: usize, name: &str, id: i32) -> Result<u32, DataError> {
-        let known = u32::try_from(id).map_err(|_| bad(self.path, name, format!("row {at} holds the id {id}")))?;
+        let valid = u32::try_from(id).map_err(|_| bad(self.path, name, format!("row {at} has the id {id}")))?;
         match self.vocabulary {
-            Some(vocabulary) if known as usize >= vocabulary => {
-                Err(CorpusError::IdBeyondVocabulary { path: self.path.to_owned(), id: known, vocabulary }.into())
+            Some(vocabulary) if valid as usize >= vocabulary => {
+                Err(CorpusError::IdBeyondVocabulary { path: self.path.to_owned(), id: valid, vocabulary }.into())
             }
-            _ => Ok(known),
+            _ => Ok(valid),
         }
     }
 
@@ -307,22 +310,22 @@ impl RowReader<'_> {
         let segments = &segments[..row.ids.len()];
         row.first_segment = segments.iter().take_while(|&&is_second| !is_second).count();
         match segments[row.first_segment..].contains(&false) {
-            true => Err(bad(self.path, SEGMENT_IDS, format!("row {at} is not first zeros, then ones"))),
+            true => Err(bad(self.path, SEGMENT_IDS, format!("row {at} must be zeros, then ones"))),
             false => Ok(()),
         }
     }
 
-    /// Position 0 is `[CLS]`, which is never masked: there the padding begins.
+    /// Position 0 is `[CLS]`, which is never masked, so the first 0 begins the padding.
     fn masked(&self, at: usize, positions: &[i32], ids: &[i32], row: &mut Row) -> Result<(), DataError> {
         row.masked_positions.clear();
         row.masked_ids.clear();
         for (&position, &id) in positions.iter().zip(ids).take_while(|(position, _)| **position != 0) {
-            let place = u32::try_from(position).ok().filter(|&place| (place as usize) < row.ids.len());
-            let Some(place) = place else {
+            let valid = u32::try_from(position).ok().filter(|&valid| (valid as usize) < row.ids.len());
+            let Some(valid) = valid else {
                 let problem = format!("row {at} masks position {position} of {} tokens", row.ids.len());
                 return Err(bad(self.path, POSITIONS, problem));
             };
-            row.masked_positions.push(place);
+            row.masked_positions.push(valid);
             row.masked_ids.push(self.id(at, MASKED_IDS, id)?);
         }
         Ok(())

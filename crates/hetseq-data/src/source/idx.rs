@@ -1,8 +1,10 @@
-//! idx files, the layout of MNIST and its relatives: read, write, and find the pair of a split.
+//! Reads and writes idx files, the format of MNIST and similar datasets, and finds the two files of
+//! a split.
 //!
-//! Whether a file is gzip is seen from its first bytes, not from its name: people unpack and rename. A header is only
-//! believed as far as data follow it, so that a damaged one costs an error and not the machine's memory. Which labels
-//! make sense is the task's business.
+//! Gzip is detected from the first bytes of a file, not from its name, because users decompress and
+//! rename files. Memory is allocated as data is read, never from the header alone, so a damaged
+//! header gives an error instead of exhausting memory. The image task checks the labels and calls
+//! this module.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -12,29 +14,29 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use fs_err as fs;
 
-use super::bytes::write_whole;
+use super::bytes::write_atomic;
 use super::{Images, LabelledImages};
 use crate::error::DataError;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// The only element type we read.
+/// The only supported element type.
 const UNSIGNED_BYTE: u8 = 0x08;
-/// What an idx file begins with: two zeros, the element type, the number of dimensions.
+/// Size of the magic: two zeros, the element type, the number of dimensions.
 const MAGIC_BYTES: usize = 4;
 
-/// Reads an idx file of unsigned bytes with three dimensions.
+/// Reads images: an idx file of unsigned bytes with three dimensions.
 pub fn read_images(path: &Path) -> Result<Images, DataError> {
     let (size, pixels) = read::<3>(path)?;
     let [count, height, width] = size;
     Ok(Images { count, height, width, pixels })
 }
 
-/// Reads an idx file of unsigned bytes with one dimension.
+/// Reads labels: an idx file of unsigned bytes with one dimension.
 pub fn read_labels(path: &Path) -> Result<Vec<u8>, DataError> {
     Ok(read::<1>(path)?.1)
 }
 
-/// Writes images; the file is whole or not there.
+/// Writes images atomically.
 pub fn write_images(path: &Path, images: &Images, gzip: bool) -> Result<(), DataError> {
     let size = [images.count, images.height, images.width];
     let expected_bytes = size.iter().fold(1u128, |bytes, &n| bytes.saturating_mul(n as u128));
@@ -53,14 +55,15 @@ pub fn write_images(path: &Path, images: &Images, gzip: bool) -> Result<(), Data
     }
 }
 
-/// Writes labels; the file is whole or not there.
+/// Writes labels atomically.
 pub fn write_labels(path: &Path, labels: &[u8], gzip: bool) -> Result<(), DataError> {
     let count = u32::try_from(labels.len())
         .map_err(|_| DataError::TooManyLabels { path: path.to_owned(), labels: labels.len() })?;
     write(path, &[count], labels, gzip)
 }
 
-/// Finds and reads the images and labels of a split, `train` or `t10k`, under any name in use.
+/// Finds and reads the images and labels of a split, `train` or `t10k`, under any of the common
+/// file names.
 pub fn open_pair(dir: &Path, split: &str) -> Result<LabelledImages, DataError> {
     if !dir.is_dir() {
         return Err(DataError::MissingDirectory { dir: dir.to_owned() });
@@ -76,12 +79,12 @@ pub fn open_pair(dir: &Path, split: &str) -> Result<LabelledImages, DataError> {
     Ok(LabelledImages { images, labels })
 }
 
-/// The names that MNIST, its mirrors and its archives use.
+/// Finds a file under the names that MNIST, its mirrors and its archives use.
 fn find(dir: &Path, split: &str, what: &str, dimensions: usize) -> Result<PathBuf, DataError> {
     let mut looked_for = Vec::new();
     for separator in ['-', '.'] {
-        for ending in ["", ".gz"] {
-            let name = format!("{split}-{what}{separator}idx{dimensions}-ubyte{ending}");
+        for extension in ["", ".gz"] {
+            let name = format!("{split}-{what}{separator}idx{dimensions}-ubyte{extension}");
             let path = dir.join(&name);
             if path.is_file() {
                 return Ok(path);
@@ -92,18 +95,19 @@ fn find(dir: &Path, split: &str, what: &str, dimensions: usize) -> Result<PathBu
     Err(DataError::MissingFile { dir: dir.to_owned(), looked_for })
 }
 
-/// Sizes and elements of an idx file with `D` dimensions of unsigned bytes.
+/// Reads the sizes and elements of an idx file of unsigned bytes with `D` dimensions.
 fn read<const D: usize>(path: &Path) -> Result<([usize; D], Vec<u8>), DataError> {
     let unreadable = |reason| DataError::Io { path: path.to_owned(), reason };
     let mut file = fs::File::open(path).map_err(unreadable)?;
     let mut first = Vec::with_capacity(MAGIC_BYTES);
     (&mut file).take(MAGIC_BYTES as u64).read_to_end(&mut first).map_err(unreadable)?;
     if first.starts_with(&GZIP_MAGIC) {
-        // Read whole before unpacking, so that a failing disk is not taken for a damaged archive.
-        let mut packed = first;
-        file.read_to_end(&mut packed).map_err(unreadable)?;
+        // Read completely before decompressing, so that a disk error is not reported as a damaged
+        // archive.
+        let mut compressed = first;
+        file.read_to_end(&mut compressed).map_err(unreadable)?;
         let damaged = |reason| DataError::DamagedGzip { path: path.to_owned(), reason };
-        parse(path, MultiGzDecoder::new(packed.as_slice()), damaged)
+        parse(path, MultiGzDecoder::new(compressed.as_slice()), damaged)
     } else {
         parse(path, first.chain(file), unreadable)
     }
@@ -140,11 +144,11 @@ fn parse<const D: usize>(
         return Err(DataError::NoSamples { path: path.to_owned(), shape: shape() });
     }
 
-    // One more than announced: it tells whether the data go on, and makes gzip check its checksum at the end. The buffer
-    // grows with what is really there.
+    // One byte more than declared: it shows whether more data follows, and makes the gzip decoder
+    // check its checksum at the end. The buffer grows with the data read.
     let mut data = Vec::new();
-    let wanted = u64::try_from(expected_bytes).unwrap_or(u64::MAX).saturating_add(1);
-    stream.take(wanted).read_to_end(&mut data).map_err(failed)?;
+    let limit = u64::try_from(expected_bytes).unwrap_or(u64::MAX).saturating_add(1);
+    stream.take(limit).read_to_end(&mut data).map_err(failed)?;
     let found_bytes = data.len() as u64;
     if u128::from(found_bytes) < expected_bytes {
         return Err(DataError::TooShort { path: path.to_owned(), shape: shape(), expected_bytes, found_bytes });
@@ -156,7 +160,7 @@ fn parse<const D: usize>(
     Ok((size, data))
 }
 
-/// What a file is, judged by its first four bytes, in words for a message.
+/// Describes the kind of a file from its first four bytes, for an error message.
 fn kind(first: &[u8]) -> String {
     match first {
         [0, 0, UNSIGNED_BYTE, 1] => "an idx file of labels (unsigned bytes, 1 dimension)".into(),
@@ -174,11 +178,11 @@ fn kind(first: &[u8]) -> String {
         }
         [b'P', b'K', ..] => "a zip archive".into(),
         [0x89, b'P', b'N', b'G'] => "a PNG image".into(),
-        [b'<', ..] => "a web page, probably of a download that failed".into(),
+        [b'<', ..] => "a web page, probably from a failed download".into(),
         [GZIP_0, GZIP_1, ..] => "gzip inside gzip".into(),
         other => {
             let bytes: Vec<String> = other.iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("no idx file (it begins with {})", bytes.join(" "))
+            format!("not an idx file (it begins with {})", bytes.join(" "))
         }
     }
 }
@@ -188,15 +192,15 @@ const GZIP_1: u8 = GZIP_MAGIC[1];
 fn write(path: &Path, size: &[u32], data: &[u8], gzip: bool) -> Result<(), DataError> {
     let mut header = vec![0, 0, UNSIGNED_BYTE, size.len() as u8];
     header.extend(size.iter().flat_map(|n| n.to_be_bytes()));
-    write_whole(path, |file| {
+    write_atomic(path, |file| {
         if !gzip {
             file.write_all(&header)?;
             return file.write_all(data);
         }
-        // No name and no time in the gzip header: the same data make the same file.
-        let mut packer = GzEncoder::new(file, Compression::default());
-        packer.write_all(&header)?;
-        packer.write_all(data)?;
-        packer.finish().map(drop)
+        // No name and no time in the gzip header: the same data gives the same file.
+        let mut encoder = GzEncoder::new(file, Compression::default());
+        encoder.write_all(&header)?;
+        encoder.write_all(data)?;
+        encoder.finish().map(drop)
     })
 }

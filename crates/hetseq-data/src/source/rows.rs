@@ -1,7 +1,8 @@
-//! Samples that are masked already, without their padding, in one block of bytes: in memory, or a file that is mapped.
+//! Masked samples without padding in one block of bytes, in memory or in a mapped file.
 //!
-//! This is what a shard in NVIDIA's layout becomes when it is read ([`hdf5`](super::hdf5)): about a quarter of the size,
-//! and any row can be had at once. 96 bytes of header, then tables; all numbers are little-endian:
+//! A shard in NVIDIA's layout is decoded into this form ([`hdf5`](super::hdf5)): about a quarter of
+//! the size, with random access to rows. [`pretrain`](crate::pretrain) reads it. A header of 96
+//! bytes is followed by tables. All numbers are little-endian:
 //!
 //! | bytes | header |
 //! |---|---|
@@ -12,38 +13,38 @@
 //! | 48..80 | BLAKE3 of the tables |
 //! | 80..96 | the first half of the BLAKE3 of bytes 0..80 |
 //!
-//! Tables: `u32` token ends per row, `u32` masked ends per row, `u16` tokens of the first segment per row, `u8` label per
-//! row, `u16` position per masked token, ids, masked ids.
+//! Tables: `u32` token ends per row, `u32` masked ends per row, `u16` tokens of the first segment
+//! per row, `u8` label per row, `u16` position per masked token, ids, masked ids.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::bytes::{Bytes, IdWidth, part, u16_at, u32_at};
-use super::checksum::Sealed;
+use super::checksum::ChecksummedFile;
 use crate::error::{CorpusError, DataError};
 
 const MAGIC: &[u8; 8] = b"HETSEQRW";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 96;
-const SEALED_BYTES: usize = 80;
+const HASHED_HEADER_BYTES: usize = 80;
 
-/// A row as it is written and read.
+/// One masked sample.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Row {
-    /// With the special tokens and the masks, without padding.
+    /// Masked ids with the special tokens, without padding.
     pub ids: Vec<u32>,
-    /// How many of the ids are of the first segment.
+    /// Number of ids in the first segment.
     pub first_segment: usize,
     /// Ascending.
     pub masked_positions: Vec<u32>,
-    /// What was there.
+    /// The original ids at the masked positions.
     pub masked_ids: Vec<u32>,
     /// The second segment does not follow the first: NVIDIA's label 1.
     pub is_random_next: bool,
 }
 
-/// Rows in the making.
+/// Builds a block of rows.
 #[derive(Debug, Default)]
 pub struct RowsBuilder {
     largest: u32,
@@ -58,7 +59,7 @@ pub struct RowsBuilder {
 }
 
 impl RowsBuilder {
-    /// The row must be one that [`Row`] describes: rows of at most 65,535 tokens, masked positions inside.
+    /// Adds a row of at most 65,535 tokens. Masked positions must be inside the row.
     pub fn push(&mut self, row: &Row) {
         self.ids.extend_from_slice(&row.ids);
         self.masked_ids.extend_from_slice(&row.masked_ids);
@@ -71,7 +72,7 @@ impl RowsBuilder {
         self.largest = row.ids.iter().chain(&row.masked_ids).fold(self.largest, |largest, &id| largest.max(id));
     }
 
-    /// The block of bytes.
+    /// Returns the block of bytes.
     pub fn finish(self) -> Vec<u8> {
         let width = IdWidth::for_vocabulary(self.largest as usize + 1);
         let mut bytes = vec![0; HEADER_BYTES];
@@ -93,14 +94,14 @@ impl RowsBuilder {
             header.extend_from_slice(&(count as u64).to_le_bytes());
         }
         header.extend_from_slice(blake3::hash(&bytes[HEADER_BYTES..]).as_bytes());
-        let seal = blake3::hash(&header);
-        header.extend_from_slice(&seal.as_bytes()[..16]);
+        let checksum = blake3::hash(&header);
+        header.extend_from_slice(&checksum.as_bytes()[..16]);
         bytes[..HEADER_BYTES].copy_from_slice(&header);
         bytes
     }
 }
 
-/// Rows that are read.
+/// A block of rows opened for reading.
 #[derive(Debug)]
 pub struct Rows {
     path: PathBuf,
@@ -115,7 +116,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// `path` is where the bytes come from, for errors.
+    /// Checks the header and the row ends. `path` is the origin of the bytes, for errors.
     pub fn new(path: &Path, bytes: Bytes) -> Result<Self, DataError> {
         let damaged = |field, problem| damaged(path, field, problem);
         let Some(header) = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(MAGIC)) else {
@@ -123,9 +124,9 @@ impl Rows {
         };
         let number = |at| u32_at(header, at);
         if number(2) != VERSION {
-            return Err(damaged("version", "another version of this program wrote it"));
+            return Err(damaged("version", "it was written by another version of hetseq"));
         }
-        if blake3::hash(&header[..SEALED_BYTES]).as_bytes()[..16] != header[SEALED_BYTES..] {
+        if blake3::hash(&header[..HASHED_HEADER_BYTES]).as_bytes()[..16] != header[HASHED_HEADER_BYTES..] {
             return Err(damaged("header", "its checksum is wrong"));
         }
         let width = IdWidth::from_bytes(number(3)).ok_or_else(|| damaged("id width", "it is neither 2 nor 4"))?;
@@ -151,7 +152,7 @@ impl Rows {
         Ok(block)
     }
 
-    /// Of the token ends (table 0) or masked ends (table 1).
+    /// Checks that the token ends (table 0) or masked ends (table 1) ascend to the total.
     fn ends_ascend(&self, table: usize, total: usize) -> bool {
         let ends = part(&self.bytes, HEADER_BYTES + 4 * self.rows * table, self.rows, 4).unwrap_or_default();
         let mut last = 0;
@@ -162,11 +163,12 @@ impl Rows {
         }) && last as usize == total
     }
 
-    /// A file, to be compared with the hash in its header; none in memory, where the hash was computed from what is there.
-    pub fn sealed(&self) -> Option<Sealed> {
-        let remedy = "delete the file: it is made again from the shard that it was unpacked from";
+    /// The file with its hash, to be verified. `None` in memory, where the hash was computed from
+    /// the same bytes.
+    pub fn checksummed_file(&self) -> Option<ChecksummedFile> {
+        let remedy = "delete the file: it is created again from its HDF5 shard";
         let is_mapped = matches!(*self.bytes, Bytes::Mapped(_));
-        is_mapped.then(|| Sealed::new(&self.path, &self.bytes, HEADER_BYTES, self.hash, remedy))
+        is_mapped.then(|| ChecksummedFile::new(&self.path, &self.bytes, HEADER_BYTES, self.hash, remedy))
     }
 
     pub fn len(&self) -> usize {
@@ -182,25 +184,25 @@ impl Rows {
         &self.hash
     }
 
-    /// Bytes of it all.
+    /// Size of the block in bytes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// How many tokens a row has.
+    /// Number of tokens in a row.
     pub fn row_tokens(&self, row: usize) -> usize {
         self.range(0, row).len()
     }
 
-    /// Reads a row into `out`; an empty one past the end. Mapped bytes may have changed since they were written, so that
-    /// what the network would fall over is looked for.
+    /// Reads a row into `out`; an empty one past the end. Mapped bytes may have changed since they
+    /// were written, so positions and ids that would break the model are rejected.
     pub fn read(&self, row: usize, out: &mut Row) -> Result<(), DataError> {
         out.ids.clear();
         out.masked_ids.clear();
         out.masked_positions.clear();
         let (tokens, masked) = (self.range(0, row), self.range(1, row));
-        let firsts = HEADER_BYTES + 8 * self.rows;
-        let labels = firsts + 2 * self.rows;
+        let first_segments = HEADER_BYTES + 8 * self.rows;
+        let labels = first_segments + 2 * self.rows;
         let positions = labels + self.rows;
         let ids = positions + 2 * self.masked;
         let masked_ids = ids + self.width.bytes() * self.tokens;
@@ -210,15 +212,16 @@ impl Rows {
         };
         self.width.unpack(packed(ids, &tokens), &mut out.ids);
         self.width.unpack(packed(masked_ids, &masked), &mut out.masked_ids);
-        let places = self.bytes.get(positions..).unwrap_or_default();
-        out.masked_positions.extend(masked.map(|at| u32::from(u16_at(places, at))));
-        out.first_segment = usize::from(u16_at(self.bytes.get(firsts..).unwrap_or_default(), row)).min(out.ids.len());
+        let packed_positions = self.bytes.get(positions..).unwrap_or_default();
+        out.masked_positions.extend(masked.map(|at| u32::from(u16_at(packed_positions, at))));
+        out.first_segment =
+            usize::from(u16_at(self.bytes.get(first_segments..).unwrap_or_default(), row)).min(out.ids.len());
         out.is_random_next = self.bytes.get(labels + row).is_some_and(|&label| label != 0);
         if out.masked_positions.iter().any(|&position| position as usize >= out.ids.len()) {
-            return Err(damaged(&self.path, "positions", "one lies outside its row"));
+            return Err(damaged(&self.path, "positions", "one is outside its row"));
         }
         if out.ids.iter().chain(&out.masked_ids).any(|&id| id > self.largest_id) {
-            return Err(damaged(&self.path, "ids", "one is larger than the largest"));
+            return Err(damaged(&self.path, "ids", "one is larger than the largest in the header"));
         }
         Ok(())
     }

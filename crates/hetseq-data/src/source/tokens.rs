@@ -1,49 +1,50 @@
-//! A shard of tokenised text: documents, their sentences, their tokens, in one file that is mapped and not read.
+//! A shard of tokenised text: documents, their sentences and tokens, in one memory-mapped file.
 //!
-//! All numbers are little-endian. 128 bytes of header, then three tables, one after the other:
+//! All numbers are little-endian. A header of 128 bytes is followed by three tables:
 //!
 //! | bytes | header |
 //! |---|---|
 //! | 0..8 | `HETSEQTK` |
 //! | 8..12, 12..16 | version (1), bytes per id (2 or 4) |
-//! | 16..20, 20..24 | ids in the vocabulary, largest id here |
+//! | 16..20, 20..24 | vocabulary size, largest id in the shard |
 //! | 24..32, 32..40, 40..48 | number of tokens, sentences, documents |
 //! | 48..80 | BLAKE3 of the tables |
 //! | 80..96 | the first half of the BLAKE3 of bytes 0..80 |
 //!
 //! | table | entries |
 //! |---|---|
-//! | ids | one per token, filled up with zeros to a multiple of 8 bytes |
+//! | ids | one per token, padded with zeros to a multiple of 8 bytes |
 //! | sentence ends | `u32` per sentence: the number of tokens up to its end |
 //! | document ends | `u32` per document: the number of sentences up to its end |
 //!
-//! No sentence and no document is empty. For translation a document is a pair, and its two sentences the two sides.
-//! [`prep`](crate::prep) writes shards, [`pretrain`](crate::pretrain) samples them, [`translate`](crate::translate) reads them.
+//! No sentence and no document is empty. For translation a document is a pair, and its two
+//! sentences are the two sides. [`prep`](crate::prep) writes shards; [`pretrain`](crate::pretrain)
+//! and [`translate`](crate::translate) read them.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::bytes::{Bytes, IdWidth, part, u32_at, write_whole};
-use super::checksum::Sealed;
+use super::bytes::{Bytes, IdWidth, part, u32_at, write_atomic};
+use super::checksum::ChecksummedFile;
 use crate::error::{CorpusError, DataError};
 
 const MAGIC: &[u8; 8] = b"HETSEQTK";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 128;
-const SEALED_BYTES: usize = 80;
+const HASHED_HEADER_BYTES: usize = 80;
 
-/// Documents that were encoded together, on their way into a shard.
+/// Encoded documents, to be appended to a shard.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EncodedDocuments {
     pub ids: Vec<u32>,
-    /// In tokens.
+    /// Counted in tokens.
     pub sentence_ends: Vec<u32>,
-    /// In sentences.
+    /// Counted in sentences.
     pub document_ends: Vec<u32>,
 }
 
-/// A shard in the making, in memory.
+/// Builds a shard in memory.
 #[derive(Debug)]
 pub struct ShardBuilder {
     width: IdWidth,
@@ -81,8 +82,8 @@ impl ShardBuilder {
         self.document_ends.len()
     }
 
-    /// Header and tables.
-    fn parts(&self) -> (Vec<u8>, Vec<u8>) {
+    /// Returns the header, and the tables after the ids with the padding before them.
+    fn header_and_ends(&self) -> (Vec<u8>, Vec<u8>) {
         let mut ends = vec![0; self.ids.len().next_multiple_of(8) - self.ids.len()];
         for end in self.sentence_ends.iter().chain(&self.document_ends) {
             ends.extend_from_slice(&end.to_le_bytes());
@@ -98,16 +99,16 @@ impl ShardBuilder {
             header.extend_from_slice(&(count as u64).to_le_bytes());
         }
         header.extend_from_slice(hasher.finalize().as_bytes());
-        let seal = blake3::hash(&header);
-        header.extend_from_slice(&seal.as_bytes()[..16]);
+        let checksum = blake3::hash(&header);
+        header.extend_from_slice(&checksum.as_bytes()[..16]);
         header.resize(HEADER_BYTES, 0);
         (header, ends)
     }
 
-    /// Writes the shard; the file is whole or not there. Returns its size.
+    /// Writes the shard atomically. Returns its size in bytes.
     pub fn write(&self, path: &Path) -> Result<u64, DataError> {
-        let (header, ends) = self.parts();
-        write_whole(path, |file| {
+        let (header, ends) = self.header_and_ends();
+        write_atomic(path, |file| {
             file.write_all(&header)?;
             file.write_all(&self.ids)?;
             file.write_all(&ends)
@@ -115,9 +116,9 @@ impl ShardBuilder {
         Ok((header.len() + self.ids.len() + ends.len()) as u64)
     }
 
-    /// The shard itself, without a file.
+    /// Returns the shard in memory, without a file.
     pub fn into_shard(self) -> Result<TokenShard, DataError> {
-        let (mut bytes, ends) = self.parts();
+        let (mut bytes, ends) = self.header_and_ends();
         bytes.extend_from_slice(&self.ids);
         drop(self.ids);
         bytes.extend_from_slice(&ends);
@@ -125,7 +126,7 @@ impl ShardBuilder {
     }
 }
 
-/// A shard that is read.
+/// A shard opened for reading.
 #[derive(Debug)]
 pub struct TokenShard {
     path: PathBuf,
@@ -139,7 +140,8 @@ pub struct TokenShard {
 }
 
 impl TokenShard {
-    /// Maps a shard and checks all of it but the ids: they are compared with the header's hash by [`TokenShard::verify`].
+    /// Maps a shard and checks everything except the ids, which [`TokenShard::verify`] compares
+    /// with the header's hash.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         Self::new(path.to_owned(), Bytes::map(path)?)
     }
@@ -148,7 +150,7 @@ impl TokenShard {
         let damaged =
             |field, problem: String| DataError::from(CorpusError::Damaged { path: path.clone(), field, problem });
         if !bytes.starts_with(MAGIC) {
-            let expected = "a shard of tokens (HETSEQTK)".to_owned();
+            let expected = "a token shard (HETSEQTK)".to_owned();
             let found = format!("a file that begins with {:02x?}", &bytes[..bytes.len().min(8)]);
             return Err(DataError::WrongKind { path, expected, found });
         }
@@ -157,12 +159,14 @@ impl TokenShard {
         };
         let (number, version) = (|at| u32_at(header, at), u32_at(header, 2));
         if version != VERSION {
-            return Err(damaged("version", format!("it is {version}, and this program knows {VERSION}")));
+            return Err(damaged("version", format!("{version} is not supported (expected {VERSION})")));
         }
-        if blake3::hash(&header[..SEALED_BYTES]).as_bytes()[..16] != header[SEALED_BYTES..SEALED_BYTES + 16] {
+        if blake3::hash(&header[..HASHED_HEADER_BYTES]).as_bytes()[..16]
+            != header[HASHED_HEADER_BYTES..HASHED_HEADER_BYTES + 16]
+        {
             return Err(damaged("header", "its checksum is wrong".to_owned()));
         }
-        if header[SEALED_BYTES + 16..].iter().any(|&byte| byte != 0) {
+        if header[HASHED_HEADER_BYTES + 16..].iter().any(|&byte| byte != 0) {
             return Err(damaged("header", "its last bytes are not zero".to_owned()));
         }
         let Some(width) = IdWidth::from_bytes(number(3)) else {
@@ -194,7 +198,7 @@ impl TokenShard {
         Ok(shard)
     }
 
-    /// What all later indexing relies on: ends ascend, and the last is the total.
+    /// Checks that ends ascend and that the last is the total. All later indexing relies on it.
     fn check_ends(&self, field: &'static str, ends: &[u8], total: usize) -> Result<(), DataError> {
         let mut last = 0;
         for (at, end) in ends.chunks_exact(4).map(|end| u32_at(end, 0)).enumerate() {
@@ -211,14 +215,14 @@ impl TokenShard {
         Ok(())
     }
 
-    /// Reads everything and compares it with the hash in the header.
+    /// Reads the whole shard and compares it with the hash in the header.
     pub fn verify(&self) -> Result<(), DataError> {
-        self.sealed().verify()
+        self.checksummed_file().verify()
     }
 
-    /// The file with its hash, to be compared in the background.
-    pub fn sealed(&self) -> Sealed {
-        Sealed::new(&self.path, &self.bytes, HEADER_BYTES, self.hash, "prepare or copy it again")
+    /// The file with its hash, to be verified in the background.
+    pub fn checksummed_file(&self) -> ChecksummedFile {
+        ChecksummedFile::new(&self.path, &self.bytes, HEADER_BYTES, self.hash, "prepare or copy it again")
     }
 
     pub fn path(&self) -> &Path {
@@ -230,7 +234,7 @@ impl TokenShard {
         &self.hash
     }
 
-    /// How many ids the vocabulary had.
+    /// Vocabulary size when the shard was written.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
@@ -247,12 +251,12 @@ impl TokenShard {
         self.documents
     }
 
-    /// Appends the ids of these tokens; of those that exist.
+    /// Appends the ids of a range of tokens. Tokens past the end are skipped.
     pub fn ids(&self, tokens: Range<usize>, ids: &mut Vec<u32>) {
         self.width.unpack(self.packed(tokens), ids);
     }
 
-    /// The ids of these tokens, one after the other; of those that exist.
+    /// Iterates over the ids of a range of tokens. Tokens past the end are skipped.
     pub fn iter(&self, tokens: Range<usize>) -> impl Iterator<Item = u32> {
         self.width.iter(self.packed(tokens))
     }
@@ -275,15 +279,15 @@ impl TokenShard {
         u32_at(self.document_ends(), document) as usize
     }
 
-    /// The sentence that holds a token.
+    /// The index of the sentence that contains a token.
     pub fn sentence_of(&self, token: usize) -> usize {
-        first(self.sentences, |sentence| self.sentence_end(sentence) > token)
+        partition_point(self.sentences, |sentence| self.sentence_end(sentence) > token)
     }
 
-    /// The document that holds a token.
+    /// The index of the document that contains a token.
     pub fn document_of(&self, token: usize) -> usize {
         let sentence = self.sentence_of(token);
-        first(self.documents, |document| self.document_end(document) > sentence)
+        partition_point(self.documents, |document| self.document_end(document) > sentence)
     }
 
     fn sentence_ends(&self) -> &[u8] {
@@ -297,8 +301,9 @@ impl TokenShard {
     }
 }
 
-/// The first of `0..count` for which `is_past`, which is then so for all after it.
-fn first(count: usize, is_past: impl Fn(usize) -> bool) -> usize {
+/// Binary search for the first index in `0..count` where `is_past` is true, and with it for all
+/// later ones.
+fn partition_point(count: usize, is_past: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, count);
     while low < high {
         let middle = low + (high - low) / 2;

@@ -1,61 +1,62 @@
-//! Sentence after sentence to ids.
+//! Encodes sentences for BERT, with a cache. Called by [`prep`](crate::prep).
 
 use std::collections::HashMap;
 
 use tokenizers::{Model, ModelWrapper};
 
-use super::words::{BertWords, UNKNOWN_RUN, runs, unescape};
+use super::words::{BertWords, UNKNOWN_CHUNK, chunks, unescape};
 use super::{Tokenizer, failed};
 use crate::error::DataError;
 
-/// When so many runs of text are remembered, all are forgotten: it bounds the memory, and the frequent ones soon return.
-const REMEMBERED_RUNS: usize = 1 << 18;
+/// At this size the cache is cleared, to bound its memory. Frequent entries soon return.
+const MAX_CACHED_CHUNKS: usize = 1 << 18;
 
-/// The ids of runs of text that were seen before.
+/// Cache of the ids of encoded chunks, which are text without white space.
 #[derive(Default)]
-pub(super) struct SeenRuns {
-    /// Where the ids of a run are in `ids`.
-    places: HashMap<Box<str>, (u32, u32)>,
+pub(super) struct ChunkCache {
+    /// The range of a chunk's ids in `ids`.
+    ranges: HashMap<Box<str>, (u32, u32)>,
     ids: Vec<u32>,
 }
 
-impl SeenRuns {
-    /// Appends the ids of a run, if it was seen.
-    pub(super) fn recall(&self, run: &str, ids: &mut Vec<u32>) -> bool {
-        let Some(&(start, end)) = self.places.get(run) else { return false };
+impl ChunkCache {
+    /// Appends the ids of a chunk to `ids`. Returns false if it is not in the cache.
+    pub(super) fn append_to(&self, chunk: &str, ids: &mut Vec<u32>) -> bool {
+        let Some(&(start, end)) = self.ranges.get(chunk) else { return false };
         ids.extend_from_slice(&self.ids[start as usize..end as usize]);
         true
     }
 
-    pub(super) fn remember(&mut self, run: &str, ids: &[u32]) {
-        if self.places.len() >= REMEMBERED_RUNS {
-            self.places.clear();
+    pub(super) fn insert(&mut self, chunk: &str, ids: &[u32]) {
+        if self.ranges.len() >= MAX_CACHED_CHUNKS {
+            self.ranges.clear();
             self.ids.clear();
         }
-        let place = (self.ids.len() as u32, (self.ids.len() + ids.len()) as u32);
+        let range = (self.ids.len() as u32, (self.ids.len() + ids.len()) as u32);
         self.ids.extend_from_slice(ids);
-        self.places.insert(run.into(), place);
+        self.ranges.insert(chunk.into(), range);
     }
 }
 
-/// Gives the ids that `BertTokenizerFast` gives, with two readings of its own: `<unk>`, for which corpora leave out a
-/// word, is the unknown token, and `@-@`, `@,@` and `@.@`, as WikiText writes them, are the characters they stand for.
-pub struct Encoder<'a> {
+/// Encodes sentences into the ids of `BertTokenizerFast`, with two exceptions: `<unk>`, which
+/// corpora write for a removed word, becomes the unknown token, and WikiText's `@-@`, `@,@` and
+/// `@.@` become `-`, `,` and `.`.
+pub struct TextEncoder<'a> {
     tokenizer: &'a Tokenizer,
-    seen: SeenRuns,
+    cache: ChunkCache,
     buffer: String,
 }
 
-impl<'a> Encoder<'a> {
+impl<'a> TextEncoder<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Encoder { tokenizer, seen: SeenRuns::default(), buffer: String::new() }
+        TextEncoder { tokenizer, cache: ChunkCache::default(), buffer: String::new() }
     }
 
-    /// Appends the ids of a sentence, without special tokens around it.
+    /// Appends the ids of a sentence, without special tokens.
     pub fn encode(&mut self, sentence: &str, ids: &mut Vec<u32>) -> Result<(), DataError> {
         match (self.tokenizer.words, self.tokenizer.inner.get_model()) {
             (Some(words), ModelWrapper::WordPiece(model)) => {
-                runs(sentence).try_for_each(|run| self.encode_run(run, &words, model, ids))
+                chunks(sentence).try_for_each(|chunk| self.encode_chunk(chunk, &words, model, ids))
             }
             _ => {
                 let encoding = self.tokenizer.inner.encode_fast(sentence, false).map_err(failed)?;
@@ -65,28 +66,28 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    fn encode_run(
+    fn encode_chunk(
         &mut self,
-        run: &str,
+        chunk: &str,
         words: &BertWords,
         model: &impl Model,
         ids: &mut Vec<u32>,
     ) -> Result<(), DataError> {
-        if self.seen.recall(run, ids) {
+        if self.cache.append_to(chunk, ids) {
             return Ok(());
         }
         let start = ids.len();
-        if run == UNKNOWN_RUN {
+        if chunk == UNKNOWN_CHUNK {
             ids.push(self.tokenizer.vocabulary().special.unk);
         } else {
             let mut result = Ok(());
-            words.each(unescape(run), &mut self.buffer, |word| match model.tokenize(word) {
+            words.for_each(unescape(chunk), &mut self.buffer, |word| match model.tokenize(word) {
                 Ok(pieces) => ids.extend(pieces.iter().map(|piece| piece.id)),
                 Err(reason) => result = Err(failed(reason)),
             });
             result?;
         }
-        self.seen.remember(run, &ids[start..]);
+        self.cache.insert(chunk, &ids[start..]);
         Ok(())
     }
 }

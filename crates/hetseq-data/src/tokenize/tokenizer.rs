@@ -1,4 +1,5 @@
-//! A tokenizer and its files: `tokenizer.json`, `vocab.txt` and `tokenizer_config.json`, as `AutoTokenizer` loads them.
+//! A BERT tokenizer and its files: `tokenizer.json`, `vocab.txt` and `tokenizer_config.json`, which
+//! `AutoTokenizer` loads. Called by [`prep`](crate::prep) and by the BERT task.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,47 +13,51 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::processors::bert::BertProcessing;
 use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
-use super::{BertWords, CONTINUATION, Encoder, SPECIAL_TOKENS, SpecialTokens, Vocabulary, bad, parse, vocabulary_size};
+use super::{
+    BertWords, CONTINUATION, SPECIAL_TOKENS, SpecialTokens, TextEncoder, Vocabulary, bad, parse, vocabulary_size,
+};
 use crate::error::DataError;
-use crate::source::bytes::write_whole;
+use crate::source::bytes::write_atomic;
 
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 pub const VOCABULARY_FILE: &str = "vocab.txt";
 pub const CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// Other names of the special tokens, in the order of [`SPECIAL_TOKENS`]: those of RoBERTa and its like.
-const OTHER_NAMES: [&str; 5] = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"];
+/// Alternative names of the special tokens, in the order of [`SPECIAL_TOKENS`], as in RoBERTa.
+const ALTERNATIVE_NAMES: [&str; 5] = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"];
 
-/// Turns sentences into ids.
+/// A tokenizer of sentences, with BERT's special tokens.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     pub(super) inner: tokenizers::Tokenizer,
-    /// Present if this is a tokenizer of BERT's kind, for which there is a short cut.
+    /// Present if this is a BERT tokenizer, which has a fast path.
     pub(super) words: Option<BertWords>,
     vocabulary: Vocabulary,
     names: [&'static str; 5],
 }
 
 impl Tokenizer {
-    /// A BERT tokenizer with these tokens, in the order of their ids.
+    /// Creates a BERT tokenizer from its tokens, in the order of their ids.
     pub fn from_tokens(tokens: &[String], cased: bool) -> Result<Self, DataError> {
         Self::bert(tokens.join("\n").as_bytes(), cased, Path::new(VOCABULARY_FILE))
     }
 
-    /// Reads a `vocab.txt`: one token a line.
+    /// Reads a `vocab.txt` with one token per line.
     pub fn read_vocabulary(path: &Path, cased: bool) -> Result<Self, DataError> {
         let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
         Self::bert(&bytes, cased, path)
     }
 
-    /// Reads a `tokenizer.json`, of BERT's kind or any other with a token for each of BERT's special ones.
+    /// Reads a `tokenizer.json` of any kind that has a token for each of BERT's special tokens.
     pub fn read_json(path: &Path) -> Result<Self, DataError> {
         let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
         Self::new(parse(&bytes, path)?, path)
     }
 
-    /// Reads a tokenizer from its directory, its `tokenizer.json` or its `vocab.txt`. Whether the model of a `vocab.txt` tells
-    /// capital letters apart, `do_lower_case` in the `tokenizer_config.json` beside it says, or else the vocabulary itself.
+    /// Reads a tokenizer from its directory, its `tokenizer.json` or its `vocab.txt`.
+    ///
+    /// For a `vocab.txt`, `do_lower_case` in the `tokenizer_config.json` beside it decides whether
+    /// the model is cased. Without it, the model is cased if the vocabulary has capital letters.
     pub fn read(path: &Path) -> Result<Self, DataError> {
         if path.is_dir() {
             let json = path.join(TOKENIZER_FILE);
@@ -72,9 +77,9 @@ impl Tokenizer {
     fn bert(vocabulary: &[u8], cased: bool, path: &Path) -> Result<Self, DataError> {
         let failed = |reason: tokenizers::Error| bad(path, reason.to_string());
         let ids = WordPiece::read_bytes(vocabulary).map_err(failed)?;
-        // The crate would add those that are missing, with ids that the vocabulary's owner does not expect.
+        // The crate would add missing special tokens with ids that are not in the vocabulary file.
         if let Some(missing) = SPECIAL_TOKENS.iter().find(|token| !ids.contains_key(**token)) {
-            return Err(lacks(path, missing));
+            return Err(missing_token(path, missing));
         }
         let (cls, sep) = (ids["[CLS]"], ids["[SEP]"]);
         let model = WordPiece::builder().vocab(ids).build().map_err(failed)?;
@@ -93,12 +98,12 @@ impl Tokenizer {
     fn new(mut inner: tokenizers::Tokenizer, path: &Path) -> Result<Self, DataError> {
         let ids = inner.get_vocab(true);
         let mut names = SPECIAL_TOKENS;
-        for (name, other) in names.iter_mut().zip(OTHER_NAMES) {
-            if !ids.contains_key(*name) && ids.contains_key(other) {
-                *name = other;
+        for (name, alternative) in names.iter_mut().zip(ALTERNATIVE_NAMES) {
+            if !ids.contains_key(*name) && ids.contains_key(alternative) {
+                *name = alternative;
             }
         }
-        let id = |at: usize| ids.get(names[at]).copied().ok_or_else(|| lacks(path, SPECIAL_TOKENS[at]));
+        let id = |at: usize| ids.get(names[at]).copied().ok_or_else(|| missing_token(path, SPECIAL_TOKENS[at]));
         let special = SpecialTokens { pad: id(0)?, unk: id(1)?, cls: id(2)?, sep: id(3)?, mask: id(4)? };
         let size = vocabulary_size(&ids, path)?;
         let added = inner.get_added_tokens_decoder();
@@ -107,7 +112,8 @@ impl Tokenizer {
         let is_word_piece = matches!(inner.get_model(), ModelWrapper::WordPiece(_));
         let continuations: Vec<u32> = if is_word_piece { continuations.collect() } else { Vec::new() };
         let vocabulary = Vocabulary::new(size, special, special_ids, continuations);
-        // Text is only text, see the head of this module. And nobody asked to cut or fill sentences.
+        // Special tokens are never read from text, see `tokenize/mod.rs`. Sentences are neither
+        // truncated nor padded.
         inner.set_encode_special_tokens(true);
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|reason| bad(path, reason.to_string()))?;
@@ -119,45 +125,48 @@ impl Tokenizer {
         &self.vocabulary
     }
 
-    /// Whether both have the same tokens with the same ids: what one has encoded, a model of the other understands. How they
-    /// find tokens in a text may still differ.
+    /// Whether both have the same tokens with the same ids, so that a model of one can read the ids
+    /// of the other. They may still split text differently.
     pub fn same_ids(&self, other: &Tokenizer) -> bool {
         self.inner.get_vocab(true) == other.inner.get_vocab(true)
     }
 
-    /// Encodes sentence after sentence, and remembers words.
-    pub fn encoder(&self) -> Encoder<'_> {
-        Encoder::new(self)
+    /// Returns an encoder of sentences, with a cache of words.
+    pub fn encoder(&self) -> TextEncoder<'_> {
+        TextEncoder::new(self)
     }
 
-    /// Names and contents of the files that it is kept in, `tokenizer.json` last.
+    /// Returns the names and contents of its files, `tokenizer.json` last.
     pub fn files(&self) -> Result<[(&'static str, String); 3], DataError> {
         let text = self.inner.to_string(true).map_err(|reason| bad(Path::new(TOKENIZER_FILE), reason.to_string()))?;
         let config = format!("{:#}\n", self.config());
-        Ok([(VOCABULARY_FILE, self.listing()), (CONFIG_FILE, config), (TOKENIZER_FILE, text + "\n")])
+        Ok([(VOCABULARY_FILE, self.token_list()), (CONFIG_FILE, config), (TOKENIZER_FILE, text + "\n")])
     }
 
-    /// Writes the files, each whole or not there, in that order: where `tokenizer.json` is, the others are.
+    /// Writes the files, each atomically and in that order: if `tokenizer.json` exists, the others
+    /// do too.
     pub fn write(&self, dir: &Path) -> Result<(), DataError> {
         for (name, content) in self.files()? {
-            write_whole(&dir.join(name), |file| file.write_all(content.as_bytes()))?;
+            write_atomic(&dir.join(name), |file| file.write_all(content.as_bytes()))?;
         }
         Ok(())
     }
 
-    /// One token a line; an id without a token is called `[unusedN]`, as in BERT's own vocabularies.
-    fn listing(&self) -> String {
+    /// Content of the `vocab.txt`: one token per line. An id without a token is called `[unusedN]`,
+    /// as in BERT's vocabularies.
+    fn token_list(&self) -> String {
         let names: HashMap<u32, String> = self.inner.get_vocab(true).into_iter().map(|(name, id)| (id, name)).collect();
-        let mut listing = String::new();
+        let mut list = String::new();
         for id in 0..self.vocabulary.size() as u32 {
             let _ = match names.get(&id) {
-                Some(name) => writeln!(listing, "{name}"),
-                None => writeln!(listing, "[unused{id}]"),
+                Some(name) => writeln!(list, "{name}"),
+                None => writeln!(list, "[unused{id}]"),
             };
         }
-        listing
+        list
     }
 
+    /// Content of the `tokenizer_config.json`.
     fn config(&self) -> serde_json::Value {
         let [pad, unk, cls, sep, mask] = self.names;
         let mut config = json!({
@@ -176,7 +185,8 @@ impl Tokenizer {
     }
 }
 
-/// What a `tokenizer_config.json` says about capital letters, if it is there and says anything.
+/// Returns `do_lower_case` of a `tokenizer_config.json`, or `None` if the file or the key does not
+/// exist.
 fn lowers_case(config: &Path) -> Result<Option<bool>, DataError> {
     if !config.exists() {
         return Ok(None);
@@ -186,14 +196,15 @@ fn lowers_case(config: &Path) -> Result<Option<bool>, DataError> {
     Ok(config["do_lower_case"].as_bool())
 }
 
-/// Whether a line of a vocabulary is a token that a tokenizer which lowers case never makes, in whatever script. Tokens in
-/// brackets are no text.
+/// Whether a token, in any script, has a letter that lowering case would change. Tokens in brackets
+/// are special and do not count.
 fn has_capital(token: &str) -> bool {
     let is_special = token.starts_with('[') && token.ends_with(']');
-    !is_special && token.chars().any(|letter| !letter.to_lowercase().eq([letter]))
+    !is_special && token.chars().any(|c| !c.to_lowercase().eq([c]))
 }
 
-/// The rule by which a tokenizer of BERT's kind finds words. With tokens of its own it has rules of its own.
+/// Returns the word splitter of a BERT tokenizer. `None` for other kinds, and if it has added
+/// tokens that are not special, because these are matched before words.
 fn bert_words(inner: &tokenizers::Tokenizer) -> Option<BertWords> {
     let is_bert = matches!(inner.get_pre_tokenizer(), Some(PreTokenizerWrapper::BertPreTokenizer(_)))
         && matches!(inner.get_model(), ModelWrapper::WordPiece(_))
@@ -204,6 +215,6 @@ fn bert_words(inner: &tokenizers::Tokenizer) -> Option<BertWords> {
     }
 }
 
-fn lacks(path: &Path, token: &str) -> DataError {
+fn missing_token(path: &Path, token: &str) -> DataError {
     bad(path, format!("it has no {token} token, which BERT needs"))
 }

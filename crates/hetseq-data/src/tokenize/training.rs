@@ -1,136 +1,143 @@
-//! Training a vocabulary by joining: from letters upwards, the most frequent pair of neighbours becomes a piece.
+//! Training of WordPiece and byte pair encoding vocabularies by merging: starting from characters,
+//! the most frequent pair of adjacent pieces becomes a new piece. Called by [`prep`](crate::prep).
 //!
-//! [`train`] makes a WordPiece vocabulary, [`train_merges`] one of byte pair encoding; they differ in how a word is spelt
-//! in letters, and in whether the joins themselves are of use. The same algorithm as the trainers of the `tokenizers`
-//! crate, and the same vocabularies in tests. Ours is here because those number letters by the order of a hash map, which
-//! differs from run to run, and count in 32 bits.
+//! [`train_word_piece`] and [`train_bpe`] differ in how a word is split into characters, and in
+//! whether the list of merges is part of the result. The algorithm is that of the trainers in the
+//! `tokenizers` crate, and tests compare the vocabularies. We have our own because those number
+//! characters in the order of a hash map, which differs from run to run, and count in 32 bits.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::{CONTINUATION, SPECIAL_TOKENS};
 
+/// Limits of a trained vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrainOptions {
-    /// How many tokens to stop at, with the special ones.
+    /// Number of tokens to stop at, including the special ones.
     pub size: usize,
-    /// A pair that occurs less often does not become a piece.
-    pub least_count: u64,
-    /// At most so many letters; others will be unknown.
-    pub most_letters: usize,
+    /// Pairs that occur less often are not merged.
+    pub min_count: u64,
+    /// Maximum number of distinct characters. Rarer ones become unknown.
+    pub max_alphabet: usize,
 }
 
 impl TrainOptions {
-    /// As BERT's vocabularies are made; a small one is not filled with rare letters.
-    pub fn of_size(size: usize) -> Self {
-        TrainOptions { size, least_count: 2, most_letters: 1000.min(size / 8).max(26) }
+    /// Limits of BERT's vocabularies. A small vocabulary is not filled with rare characters.
+    pub fn for_word_piece(size: usize) -> Self {
+        TrainOptions { size, min_count: 2, max_alphabet: 1000.min(size / 8).max(26) }
     }
 
-    /// For pieces of whole lines: scripts of thousands of letters have room, since a letter that is missing is text lost.
-    pub fn of_subwords(size: usize) -> Self {
-        TrainOptions { size, least_count: 2, most_letters: (size / 4).max(26) }
+    /// Limits for subwords. The alphabet may be large, as some scripts need, because text in
+    /// missing characters is lost.
+    pub fn for_subwords(size: usize) -> Self {
+        TrainOptions { size, min_count: 2, max_alphabet: (size / 4).max(26) }
     }
 }
 
-/// How words are spelt.
+/// How words are split into characters.
 #[derive(Debug, Clone, Copy)]
-struct Spelling {
-    /// The first tokens.
+struct PieceFormat {
+    /// The first tokens of the vocabulary.
     special: &'static [&'static str],
-    /// What a letter that is not the first of its word begins with.
+    /// Prefix of a character that is not the first of its word.
     continuation: &'static str,
-    /// A word with a letter too many is unknown as a whole, so there is nothing to learn from it; else only that letter is.
-    is_whole: bool,
+    /// Whether one unknown character makes the whole word unknown, so that training skips it.
+    /// Otherwise only the character is unknown.
+    skips_unknown_words: bool,
 }
 
-const WORD_PIECE: Spelling = Spelling { special: &SPECIAL_TOKENS, continuation: CONTINUATION, is_whole: true };
+const WORD_PIECE: PieceFormat =
+    PieceFormat { special: &SPECIAL_TOKENS, continuation: CONTINUATION, skips_unknown_words: true };
 
 type Pair = (u32, u32);
 
-/// A vocabulary in the order of its ids: special tokens, letters, letters inside words, then pieces as they were found.
+/// Trains a WordPiece vocabulary and returns it in the order of ids: special tokens, characters,
+/// characters inside words, then pieces in the order of their merges.
 ///
-/// `words` are the words of the corpus with their counts, each once; their order does not matter. It is smaller than
-/// asked for if no pair is left that occurs often enough.
-pub fn train(words: &[(Box<str>, u64)], options: &TrainOptions) -> Vec<String> {
-    join(words, options, &WORD_PIECE).0.names
+/// `words` are the distinct words of the corpus with their counts, in any order. The vocabulary is
+/// smaller than requested if no pair is left that occurs often enough.
+pub fn train_word_piece(words: &[(Box<str>, u64)], options: &TrainOptions) -> Vec<String> {
+    merge_pairs(words, options, &WORD_PIECE).0.names
 }
 
-/// Tokens in the order of their ids, and the joins that make them, first to last.
+/// A byte pair encoding: tokens in the order of their ids, and merges in the order of application.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Merges {
+pub struct BpeVocabulary {
     pub tokens: Vec<String>,
-    pub joins: Vec<(String, String)>,
+    pub merges: Vec<(String, String)>,
 }
 
-/// A vocabulary of byte pair encoding: `special` tokens, letters, then pieces as they were found. Of its words and its size
-/// the same is true as of [`train`]'s.
-pub fn train_merges(words: &[(Box<str>, u64)], options: &TrainOptions, special: &'static [&'static str]) -> Merges {
-    let spelling = Spelling { special, continuation: "", is_whole: false };
-    let (pieces, joins) = join(words, options, &spelling);
+/// Trains a byte pair encoding: `special` tokens, characters, then pieces in the order of their
+/// merges. Its words and size follow the rules of [`train_word_piece`].
+pub fn train_bpe(words: &[(Box<str>, u64)], options: &TrainOptions, special: &'static [&'static str]) -> BpeVocabulary {
+    let format = PieceFormat { special, continuation: "", skips_unknown_words: false };
+    let (pieces, merges) = merge_pairs(words, options, &format);
     let name = |id: u32| pieces.names[id as usize].clone();
-    let joins = joins.into_iter().map(|(left, right)| (name(left), name(right))).collect();
-    Merges { joins, tokens: pieces.names }
+    let merges = merges.into_iter().map(|(left, right)| (name(left), name(right))).collect();
+    BpeVocabulary { merges, tokens: pieces.names }
 }
 
-fn join(words: &[(Box<str>, u64)], options: &TrainOptions, spelling: &Spelling) -> (Pieces, Vec<Pair>) {
-    let mut pieces = Pieces::new(words, options.most_letters, spelling);
-    let mut text = Corpus::new(words, &pieces);
-    let mut joins = Vec::new();
+fn merge_pairs(words: &[(Box<str>, u64)], options: &TrainOptions, format: &PieceFormat) -> (Pieces, Vec<Pair>) {
+    let mut pieces = Pieces::new(words, options.max_alphabet, format);
+    let mut corpus = PieceCorpus::new(words, &pieces);
+    let mut merges = Vec::new();
     let mut queue: BinaryHeap<(u64, Reverse<Pair>)> =
-        text.pairs.iter().map(|(&pair, uses)| (uses.count, Reverse(pair))).collect();
+        corpus.pairs.iter().map(|(&pair, uses)| (uses.count, Reverse(pair))).collect();
     while pieces.names.len() < options.size {
         let Some((count, Reverse(pair))) = queue.pop() else { break };
-        let now = text.pairs.get(&pair).map_or(0, |uses| uses.count);
-        if now != count {
-            // Counts fall as other pairs take the letters away; one that has risen was queued again when it did.
-            if now > 0 && now < count {
-                queue.push((now, Reverse(pair)));
+        let current = corpus.pairs.get(&pair).map_or(0, |uses| uses.count);
+        if current != count {
+            // Counts fall as other merges use the same pieces. A pair whose count rose was queued
+            // again at that time.
+            if current > 0 && current < count {
+                queue.push((current, Reverse(pair)));
             }
             continue;
         }
-        if count < options.least_count.max(1) {
+        if count < options.min_count.max(1) {
             break;
         }
-        let piece = pieces.join(pair);
-        joins.push(pair);
-        for risen in text.merge(pair, piece) {
-            queue.push((text.pairs.get(&risen).map_or(0, |uses| uses.count), Reverse(risen)));
+        let piece = pieces.merge(pair);
+        merges.push(pair);
+        for increased in corpus.merge(pair, piece) {
+            queue.push((corpus.pairs.get(&increased).map_or(0, |uses| uses.count), Reverse(increased)));
         }
     }
-    (pieces, joins)
+    (pieces, merges)
 }
 
-/// The most frequent letters of words, in the order of the alphabet.
-pub(super) fn letters(words: &[(Box<str>, u64)], most: usize) -> Vec<char> {
+/// Returns the `max` most frequent characters of words, sorted.
+pub(super) fn alphabet(words: &[(Box<str>, u64)], max: usize) -> Vec<char> {
     let mut counts: HashMap<char, u64> = HashMap::new();
     for (word, count) in words {
-        word.chars().for_each(|letter| *counts.entry(letter).or_default() += count);
+        word.chars().for_each(|c| *counts.entry(c).or_default() += count);
     }
-    let mut letters: Vec<(char, u64)> = counts.into_iter().collect();
-    letters.sort_unstable_by_key(|&(letter, count)| (Reverse(count), letter));
-    letters.truncate(most);
-    let mut letters: Vec<char> = letters.into_iter().map(|(letter, _)| letter).collect();
-    letters.sort_unstable();
-    letters
+    let mut by_count: Vec<(char, u64)> = counts.into_iter().collect();
+    by_count.sort_unstable_by_key(|&(c, count)| (Reverse(count), c));
+    by_count.truncate(max);
+    let mut alphabet: Vec<char> = by_count.into_iter().map(|(c, _)| c).collect();
+    alphabet.sort_unstable();
+    alphabet
 }
 
 /// Tokens and their ids.
 struct Pieces {
     names: Vec<String>,
     ids: HashMap<String, u32>,
-    spelling: Spelling,
+    format: PieceFormat,
 }
 
 impl Pieces {
-    fn new(words: &[(Box<str>, u64)], most_letters: usize, spelling: &Spelling) -> Self {
-        let mut pieces = Pieces { names: Vec::new(), ids: HashMap::new(), spelling: *spelling };
-        spelling.special.iter().for_each(|token| pieces.add((*token).to_owned()));
-        letters(words, most_letters).iter().for_each(|letter| pieces.add(letter.to_string()));
-        let stretches = words.iter().flat_map(|(word, _)| pieces.spelt(word));
-        let mut inner: Vec<char> = stretches.flat_map(|stretch| stretch.chars().skip(1)).collect();
+    fn new(words: &[(Box<str>, u64)], max_alphabet: usize, format: &PieceFormat) -> Self {
+        let mut pieces = Pieces { names: Vec::new(), ids: HashMap::new(), format: *format };
+        format.special.iter().for_each(|token| pieces.add((*token).to_owned()));
+        alphabet(words, max_alphabet).iter().for_each(|c| pieces.add(c.to_string()));
+        let spans = words.iter().flat_map(|(word, _)| pieces.known_spans(word));
+        let mut inner: Vec<char> = spans.flat_map(|span| span.chars().skip(1)).collect();
         inner.sort_unstable();
         inner.dedup();
-        inner.into_iter().for_each(|letter| pieces.add(format!("{}{letter}", spelling.continuation)));
+        inner.into_iter().for_each(|c| pieces.add(format!("{}{c}", format.continuation)));
         pieces
     }
 
@@ -141,52 +148,53 @@ impl Pieces {
         }
     }
 
-    fn knows(&self, letter: char) -> bool {
-        self.ids.contains_key(letter.encode_utf8(&mut [0; 4]) as &str)
+    fn is_known(&self, c: char) -> bool {
+        self.ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str)
     }
 
-    /// The stretches of a word that there is something to learn from.
-    fn spelt<'w>(&self, word: &'w str) -> impl Iterator<Item = &'w str> {
-        let is_known = word.chars().all(|letter| self.knows(letter));
+    /// The spans of a word that training uses.
+    fn known_spans<'w>(&self, word: &'w str) -> impl Iterator<Item = &'w str> {
+        let is_known = word.chars().all(|c| self.is_known(c));
         let whole = is_known.then_some(word);
-        let cut = (!is_known && !self.spelling.is_whole).then(|| known_stretches(word, |letter| self.knows(letter)));
-        whole.into_iter().chain(cut.into_iter().flatten())
+        let split_word = !is_known && !self.format.skips_unknown_words;
+        let parts = split_word.then(|| known_spans(word, |c| self.is_known(c)));
+        whole.into_iter().chain(parts.into_iter().flatten())
     }
 
-    /// The id of two pieces in one. Two ways can lead to one piece.
-    fn join(&mut self, (left, right): Pair) -> u32 {
+    /// Returns the id of the merged pair. Different pairs can give the same piece.
+    fn merge(&mut self, (left, right): Pair) -> u32 {
         let right = &self.names[right as usize];
-        let right = right.strip_prefix(self.spelling.continuation).unwrap_or(right);
+        let right = right.strip_prefix(self.format.continuation).unwrap_or(right);
         let name = format!("{}{right}", self.names[left as usize]);
         self.add(name.clone());
         self.ids[&name]
     }
 }
 
-/// The words as pieces, and where each pair occurs.
-struct Corpus {
+/// The words split into pieces, and the occurrences of each pair.
+struct PieceCorpus {
     words: Vec<(Vec<u32>, u64)>,
-    pairs: HashMap<Pair, Uses>,
+    pairs: HashMap<Pair, PairUses>,
 }
 
 #[derive(Default)]
-struct Uses {
+struct PairUses {
     count: u64,
-    /// Words that have or had this pair, some more than once.
+    /// Indices of words that have or had this pair, possibly with duplicates.
     words: Vec<u32>,
 }
 
-impl Corpus {
+impl PieceCorpus {
     fn new(words: &[(Box<str>, u64)], pieces: &Pieces) -> Self {
-        let letter_id = |(at, letter): (usize, char)| match at {
-            0 => pieces.ids[letter.encode_utf8(&mut [0; 4]) as &str],
-            _ => pieces.ids[format!("{}{letter}", pieces.spelling.continuation).as_str()],
+        let char_id = |(at, c): (usize, char)| match at {
+            0 => pieces.ids[c.encode_utf8(&mut [0; 4]) as &str],
+            _ => pieces.ids[format!("{}{c}", pieces.format.continuation).as_str()],
         };
-        let stretches = words.iter().flat_map(|(word, count)| pieces.spelt(word).map(move |stretch| (stretch, *count)));
-        let words = stretches.map(|(word, count)| (word.chars().enumerate().map(letter_id).collect(), count)).collect();
-        let mut corpus = Corpus { words, pairs: HashMap::new() };
-        for (at, (letters, count)) in corpus.words.iter().enumerate() {
-            for pair in letters.windows(2) {
+        let spans = words.iter().flat_map(|(word, count)| pieces.known_spans(word).map(move |span| (span, *count)));
+        let words = spans.map(|(span, count)| (span.chars().enumerate().map(char_id).collect(), count)).collect();
+        let mut corpus = PieceCorpus { words, pairs: HashMap::new() };
+        for (at, (word, count)) in corpus.words.iter().enumerate() {
+            for pair in word.windows(2) {
                 let uses = corpus.pairs.entry((pair[0], pair[1])).or_default();
                 uses.count += count;
                 if uses.words.last() != Some(&(at as u32)) {
@@ -197,55 +205,55 @@ impl Corpus {
         corpus
     }
 
-    /// Replaces `pair` by `piece` everywhere. Returns the pairs that are more frequent than before.
+    /// Replaces `pair` by `piece` everywhere. Returns the pairs whose counts increased.
     fn merge(&mut self, pair: Pair, piece: u32) -> Vec<Pair> {
-        let mut at = self.pairs.remove(&pair).map(|uses| uses.words).unwrap_or_default();
-        at.sort_unstable();
-        at.dedup();
-        let mut risen = Vec::new();
-        for index in at {
-            let (letters, count) = &mut self.words[index as usize];
-            if !letters.windows(2).any(|two| (two[0], two[1]) == pair) {
+        let mut indices = self.pairs.remove(&pair).map(|uses| uses.words).unwrap_or_default();
+        indices.sort_unstable();
+        indices.dedup();
+        let mut increased = Vec::new();
+        for index in indices {
+            let (word, count) = &mut self.words[index as usize];
+            if !word.windows(2).any(|two| (two[0], two[1]) == pair) {
                 continue;
             }
-            for old in letters.windows(2) {
+            for old in word.windows(2) {
                 if let Some(uses) = self.pairs.get_mut(&(old[0], old[1])) {
                     uses.count = uses.count.saturating_sub(*count);
                 }
             }
-            replace(letters, pair, piece);
-            for new in letters.windows(2) {
+            replace(word, pair, piece);
+            for new in word.windows(2) {
                 let new = (new[0], new[1]);
                 let uses = self.pairs.entry(new).or_default();
                 uses.count += *count;
                 if new.0 == piece || new.1 == piece {
                     uses.words.push(index);
-                    risen.push(new);
+                    increased.push(new);
                 }
             }
         }
-        risen.sort_unstable();
-        risen.dedup();
-        risen
+        increased.sort_unstable();
+        increased.dedup();
+        increased
     }
 }
 
-/// What is left of a word between letters that are not known.
-pub(super) fn known_stretches(word: &str, is_known: impl Fn(char) -> bool) -> Vec<&str> {
-    word.split(|letter| !is_known(letter)).filter(|stretch| !stretch.is_empty()).collect()
+/// Splits a word at its unknown characters and drops these.
+pub(super) fn known_spans(word: &str, is_known: impl Fn(char) -> bool) -> Vec<&str> {
+    word.split(|c| !is_known(c)).filter(|span| !span.is_empty()).collect()
 }
 
-/// From the left, so that `aaa` has one `aa` and not two.
-fn replace(letters: &mut Vec<u32>, (left, right): Pair, piece: u32) {
-    let mut kept = 0;
+/// Replaces pairs from the left, so that `aaa` has one `aa`, not two.
+fn replace(word: &mut Vec<u32>, (left, right): Pair, piece: u32) {
+    let mut length = 0;
     let mut at = 0;
-    while at < letters.len() {
-        let is_pair = letters[at] == left && letters.get(at + 1) == Some(&right);
-        letters[kept] = if is_pair { piece } else { letters[at] };
-        kept += 1;
+    while at < word.len() {
+        let is_pair = word[at] == left && word.get(at + 1) == Some(&right);
+        word[length] = if is_pair { piece } else { word[at] };
+        length += 1;
         at += if is_pair { 2 } else { 1 };
     }
-    letters.truncate(kept);
+    word.truncate(length);
 }
 
 #[cfg(test)]
@@ -257,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    /// Words of a made-up language: syllables, frequent and rare ones.
+    /// Random words made of syllables, frequent and rare ones.
     fn words(seed: u64, kinds: usize) -> Vec<(Box<str>, u64)> {
         let key = Key::root(seed);
         let mut counts: HashMap<Box<str>, u64> = HashMap::new();
@@ -274,13 +282,14 @@ mod tests {
         words
     }
 
-    /// The crate's trainer, made repeatable by telling it all letters beforehand.
+    /// The trainer of the `tokenizers` crate, made deterministic by passing all characters as
+    /// special tokens.
     fn reference(words: &[(Box<str>, u64)], options: &TrainOptions) -> Vec<String> {
-        let letters = Pieces::new(words, options.most_letters, &WORD_PIECE).names;
-        let special = letters.into_iter().map(|token| AddedToken::from(token, true)).collect();
+        let characters = Pieces::new(words, options.max_alphabet, &WORD_PIECE).names;
+        let special = characters.into_iter().map(|token| AddedToken::from(token, true)).collect();
         let mut trainer = WordPieceTrainer::builder()
             .vocab_size(options.size)
-            .min_frequency(options.least_count)
+            .min_frequency(options.min_count)
             .show_progress(false)
             .special_tokens(special)
             .build();
@@ -292,21 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn the_vocabulary_is_that_of_the_reference() {
+    fn word_piece_equals_the_reference() {
         for (seed, kinds, size) in [(1, 50, 60), (2, 400, 200), (3, 2000, 500), (4, 2000, 5000)] {
-            let (words, options) = (words(seed, kinds), TrainOptions { least_count: 2, ..TrainOptions::of_size(size) });
-            assert_eq!(train(&words, &options), reference(&words, &options), "{kinds} words, {size} tokens");
+            let (words, options) =
+                (words(seed, kinds), TrainOptions { min_count: 2, ..TrainOptions::for_word_piece(size) });
+            assert_eq!(train_word_piece(&words, &options), reference(&words, &options), "{kinds} words, {size} tokens");
         }
     }
 
-    /// The crate's trainer of byte pair encoding, made repeatable in the same way.
-    fn reference_merges(words: &[(Box<str>, u64)], options: &TrainOptions) -> (Vec<String>, Vec<(u32, u32)>) {
+    /// The crate's trainer of byte pair encoding, made deterministic in the same way.
+    fn reference_bpe(words: &[(Box<str>, u64)], options: &TrainOptions) -> (Vec<String>, Vec<(u32, u32)>) {
         let special = ["</s>", "<unk>"].map(str::to_owned).into_iter();
-        let letters = letters(words, options.most_letters).into_iter().map(|letter| letter.to_string());
-        let special = special.chain(letters).map(|token| AddedToken::from(token, true)).collect();
+        let characters = alphabet(words, options.max_alphabet).into_iter().map(|c| c.to_string());
+        let special = special.chain(characters).map(|token| AddedToken::from(token, true)).collect();
         let mut trainer = BpeTrainer::builder()
             .vocab_size(options.size)
-            .min_frequency(options.least_count)
+            .min_frequency(options.min_count)
             .show_progress(false)
             .special_tokens(special)
             .build();
@@ -316,54 +326,55 @@ mod tests {
         trainer.train(&mut model).unwrap();
         let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&model).unwrap()).unwrap();
         let id = |token: &serde_json::Value| model.token_to_id(token.as_str().unwrap()).unwrap();
-        let joins = json["merges"].as_array().unwrap().iter().map(|join| (id(&join[0]), id(&join[1]))).collect();
-        ((0..model.get_vocab_size() as u32).map(|id| model.id_to_token(id).unwrap()).collect(), joins)
+        let merges = json["merges"].as_array().unwrap().iter().map(|pair| (id(&pair[0]), id(&pair[1]))).collect();
+        ((0..model.get_vocab_size() as u32).map(|id| model.id_to_token(id).unwrap()).collect(), merges)
     }
 
     #[test]
-    fn the_merges_are_those_of_the_reference() {
+    fn bpe_equals_the_reference() {
         for (seed, kinds, size) in [(1, 50, 60), (2, 400, 200), (3, 2000, 500), (4, 2000, 5000)] {
-            let (words, options) = (words(seed, kinds), TrainOptions { least_count: 2, ..TrainOptions::of_size(size) });
-            let trained = train_merges(&words, &options, &["</s>", "<unk>"]);
+            let (words, options) =
+                (words(seed, kinds), TrainOptions { min_count: 2, ..TrainOptions::for_word_piece(size) });
+            let trained = train_bpe(&words, &options, &["</s>", "<unk>"]);
             let id = |token: &String| trained.tokens.iter().position(|other| other == token).unwrap() as u32;
-            let joins: Vec<(u32, u32)> = trained.joins.iter().map(|(left, right)| (id(left), id(right))).collect();
+            let merges: Vec<(u32, u32)> = trained.merges.iter().map(|(left, right)| (id(left), id(right))).collect();
             assert_eq!(
-                (trained.tokens.clone(), joins),
-                reference_merges(&words, &options),
+                (trained.tokens.clone(), merges),
+                reference_bpe(&words, &options),
                 "{kinds} words, {size} tokens"
             );
         }
     }
 
     #[test]
-    fn merges_learn_from_what_is_left_of_words_with_rare_letters() {
+    fn bpe_learns_from_the_known_parts_of_words() {
         let words: Vec<(Box<str>, u64)> = vec![("ababx".into(), 5), ("bb".into(), 1)];
-        let trained = train_merges(&words, &TrainOptions { size: 100, least_count: 2, most_letters: 2 }, &["</s>"]);
+        let trained = train_bpe(&words, &TrainOptions { size: 100, min_count: 2, max_alphabet: 2 }, &["</s>"]);
         assert_eq!(trained.tokens, ["</s>", "a", "b", "ab", "abab"]);
     }
 
     #[test]
     fn the_order_of_the_words_does_not_matter() {
-        let (mut words, options) = (words(7, 500), TrainOptions::of_size(300));
-        let vocabulary = train(&words, &options);
+        let (mut words, options) = (words(7, 500), TrainOptions::for_word_piece(300));
+        let vocabulary = train_word_piece(&words, &options);
         assert_eq!(vocabulary.len(), 300);
         words.reverse();
-        assert_eq!(train(&words, &options), vocabulary);
+        assert_eq!(train_word_piece(&words, &options), vocabulary);
     }
 
     #[test]
-    fn it_ends_when_nothing_is_left_to_join() {
+    fn training_ends_when_no_pair_is_left() {
         let words: Vec<(Box<str>, u64)> = vec![("aaaa".into(), 3), ("b".into(), 1), ("once".into(), 1)];
-        let vocabulary = train(&words, &TrainOptions::of_size(1000));
+        let vocabulary = train_word_piece(&words, &TrainOptions::for_word_piece(1000));
         assert_eq!(vocabulary[..5], SPECIAL_TOKENS);
         assert!(vocabulary.contains(&"aaaa".to_owned()) && !vocabulary.contains(&"on".to_owned()), "{vocabulary:?}");
-        assert_eq!(train(&[], &TrainOptions::of_size(1000)), SPECIAL_TOKENS);
+        assert_eq!(train_word_piece(&[], &TrainOptions::for_word_piece(1000)), SPECIAL_TOKENS);
     }
 
     #[test]
-    fn words_with_rare_letters_teach_nothing() {
+    fn word_piece_skips_words_with_rare_characters() {
         let words: Vec<(Box<str>, u64)> = vec![("ab".into(), 9), ("ax".into(), 5)];
-        let vocabulary = train(&words, &TrainOptions { size: 100, least_count: 2, most_letters: 2 });
+        let vocabulary = train_word_piece(&words, &TrainOptions { size: 100, min_count: 2, max_alphabet: 2 });
         assert_eq!(vocabulary[5..], ["a", "b", "##b", "ab"]);
     }
 }

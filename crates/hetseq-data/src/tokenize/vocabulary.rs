@@ -1,6 +1,7 @@
-//! What there is to know of a vocabulary without its words: its size, its special tokens, which pieces continue a word.
+//! A vocabulary without its words: its size, its special tokens, and which pieces continue a word.
+//! Used by [`pretrain`](crate::pretrain) and [`mask`](crate::mask).
 
-/// The ids of the five special tokens.
+/// The ids of BERT's five special tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpecialTokens {
     pub pad: u32,
@@ -10,12 +11,12 @@ pub struct SpecialTokens {
     pub mask: u32,
 }
 
-/// All that masking and collating ask of a vocabulary.
+/// The properties of a vocabulary that masking and collating need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
     pub special: SpecialTokens,
     flags: Vec<u8>,
-    /// Ascending: what [`Vocabulary::ordinary`] has to skip.
+    /// Ascending. [`Vocabulary::ordinary`] skips these.
     special_ids: Vec<u32>,
 }
 
@@ -23,7 +24,8 @@ const IS_SPECIAL: u8 = 1;
 const CONTINUES_WORD: u8 = 2;
 
 impl Vocabulary {
-    /// `size` ids, of which those in `special_ids` (and `special` itself) are special and `continuations` continue a word.
+    /// A vocabulary of `size` ids. Those in `special_ids` and `special` are special;
+    /// `continuations` continue a word.
     pub fn new(
         size: usize,
         special: SpecialTokens,
@@ -43,12 +45,12 @@ impl Vocabulary {
         Vocabulary { special, flags, special_ids }
     }
 
-    /// How many ids there are: all are below.
+    /// Number of ids. All ids are smaller.
     pub fn size(&self) -> usize {
         self.flags.len()
     }
 
-    /// Whether `id` is a special token, or none at all.
+    /// Whether `id` is a special token or outside the vocabulary.
     #[inline]
     pub fn is_special(&self, id: u32) -> bool {
         self.flags.get(id as usize).is_none_or(|flags| flags & IS_SPECIAL != 0)
@@ -60,12 +62,12 @@ impl Vocabulary {
         self.flags.get(id as usize).is_some_and(|flags| flags & CONTINUES_WORD != 0)
     }
 
-    /// How many ids are not special.
+    /// Number of ids that are not special.
     pub fn ordinary_tokens(&self) -> usize {
         self.flags.len() - self.special_ids.len()
     }
 
-    /// The `n`-th id that is not special, from zero.
+    /// Returns the `n`-th id that is not special, counted from zero.
     pub fn ordinary(&self, n: u32) -> u32 {
         self.special_ids.iter().fold(n, |id, &special| if id >= special { id + 1 } else { id })
     }
@@ -82,7 +84,7 @@ mod tests {
         let ordinary: Vec<u32> = (0..vocabulary.ordinary_tokens() as u32).map(|n| vocabulary.ordinary(n)).collect();
         assert_eq!(ordinary, [1, 2, 6, 8, 10, 11]);
         assert_eq!((0..12).filter(|&id| vocabulary.is_special(id)).collect::<Vec<_>>(), [0, 3, 4, 5, 7, 9]);
-        assert!(vocabulary.is_special(12), "an id that is not there is never masked");
+        assert!(vocabulary.is_special(12), "an id outside the vocabulary is never masked");
         assert!(vocabulary.continues_word(8) && !vocabulary.continues_word(6) && !vocabulary.continues_word(99));
     }
 }

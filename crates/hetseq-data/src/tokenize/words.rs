@@ -1,4 +1,5 @@
-//! Words as BERT sees them, and how often each occurs.
+//! BERT's word splitting, and word counts for training a vocabulary. Called by the encoder and by
+//! [`prep`](crate::prep).
 
 use std::collections::HashMap;
 
@@ -6,10 +7,10 @@ use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::{NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
-use super::LONGEST_WORD_CHARS;
+use super::MAX_WORD_CHARS;
 
-/// BERT's rule: clean, lower-case and strip accents unless cased, split at white space and punctuation, and put every
-/// Chinese character by itself.
+/// BERT's word splitter: cleans text, lowers case and strips accents unless cased, splits at white
+/// space and punctuation, and makes every Chinese character a word.
 #[derive(Debug, Clone, Copy)]
 pub struct BertWords {
     normalizer: BertNormalizer,
@@ -20,45 +21,47 @@ impl BertWords {
         BertWords { normalizer: BertNormalizer::new(true, true, None, !cased) }
     }
 
-    /// None if that normalizer keeps control characters, which the short cut does not.
+    /// `None` if the normalizer keeps control characters: the fast path removes them.
     pub(super) fn with(normalizer: BertNormalizer) -> Option<Self> {
         normalizer.clean_text.then_some(BertWords { normalizer })
     }
 
-    /// Calls `found` with each word of `run`, text without spaces, tabs or newlines. `buffer` is overwritten.
+    /// Calls `found` with each word of `chunk`, which is text without spaces, tabs or newlines.
+    /// `buffer` is overwritten.
     ///
-    /// Words may be found run by run: white space parts words whatever stands around it, and normalising looks at single
-    /// characters and their combining marks.
-    pub fn each(&self, run: &str, buffer: &mut String, mut found: impl FnMut(&str)) {
-        if !run.is_ascii() {
-            return self.each_in_any_script(run, found);
+    /// Chunks can be split independently: white space always separates words, and normalisation
+    /// only depends on single characters and their combining marks.
+    pub fn for_each(&self, chunk: &str, buffer: &mut String, mut found: impl FnMut(&str)) {
+        if !chunk.is_ascii() {
+            return self.for_each_unicode(chunk, found);
         }
-        let mut take = |word: &mut String| {
+        let mut emit = |word: &mut String| {
             if !word.is_empty() {
                 found(word);
                 word.clear();
             }
         };
         buffer.clear();
-        for &byte in run.as_bytes() {
-            // Form feeds and their like are removed, not taken for white space, as there.
+        for &byte in chunk.as_bytes() {
+            // As in BERT, form feeds and similar characters are removed and do not count as white
+            // space.
             if byte.is_ascii_control() {
                 continue;
             }
             if byte.is_ascii_punctuation() {
-                take(buffer);
+                emit(buffer);
                 buffer.push(char::from(byte));
-                take(buffer);
+                emit(buffer);
             } else {
                 buffer.push(char::from(if self.normalizer.lowercase { byte.to_ascii_lowercase() } else { byte }));
             }
         }
-        take(buffer);
+        emit(buffer);
     }
 
-    fn each_in_any_script(&self, run: &str, mut found: impl FnMut(&str)) {
-        let mut normalized = NormalizedString::from(run);
-        // Neither of the two can fail on text.
+    fn for_each_unicode(&self, chunk: &str, mut found: impl FnMut(&str)) {
+        let mut normalized = NormalizedString::from(chunk);
+        // Neither of the two can fail.
         let _ = self.normalizer.normalize(&mut normalized);
         let mut words = PreTokenizedString::from(normalized);
         let _ = BertPreTokenizer.pre_tokenize(&mut words);
@@ -68,25 +71,25 @@ impl BertWords {
     }
 }
 
-/// Text in runs between the white space that all scripts share.
-pub(super) fn runs(text: &str) -> impl Iterator<Item = &str> {
-    text.split([' ', '\t', '\n', '\r']).filter(|run| !run.is_empty())
+/// Splits text at spaces, tabs and newlines.
+pub(super) fn chunks(text: &str) -> impl Iterator<Item = &str> {
+    text.split([' ', '\t', '\n', '\r']).filter(|chunk| !chunk.is_empty())
 }
 
-/// What WikiText writes for a character that it set apart: `red @-@ tipped`, `1 @,@ 000`.
-pub(super) fn unescape(run: &str) -> &str {
-    match run {
+/// Decodes WikiText's escapes for characters inside words: `red @-@ tipped`, `1 @,@ 000`.
+pub(super) fn unescape(chunk: &str) -> &str {
+    match chunk {
         "@-@" => "-",
         "@,@" => ",",
         "@.@" => ".",
-        _ => run,
+        _ => chunk,
     }
 }
 
-/// What corpora write for a word that they took out.
-pub(super) const UNKNOWN_RUN: &str = "<unk>";
+/// What corpora write for a removed word.
+pub(super) const UNKNOWN_CHUNK: &str = "<unk>";
 
-/// Words with their counts, never more than a limit: beyond it, the rarest are forgotten.
+/// Word counts. [`WordCounts::add`] bounds their number by dropping the rarest words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WordCounts {
     counts: HashMap<Box<str>, u64>,
@@ -95,9 +98,9 @@ pub struct WordCounts {
 impl WordCounts {
     /// Counts the words of a text.
     pub fn count(&mut self, words: &BertWords, text: &str, buffer: &mut String) {
-        for run in runs(text).filter(|&run| run != UNKNOWN_RUN) {
-            words.each(unescape(run), buffer, |word| {
-                if word.len() <= LONGEST_WORD_CHARS || word.chars().count() <= LONGEST_WORD_CHARS {
+        for chunk in chunks(text).filter(|&chunk| chunk != UNKNOWN_CHUNK) {
+            words.for_each(unescape(chunk), buffer, |word| {
+                if word.len() <= MAX_WORD_CHARS || word.chars().count() <= MAX_WORD_CHARS {
                     self.count_word(word);
                 }
             });
@@ -113,10 +116,11 @@ impl WordCounts {
         }
     }
 
-    /// Adds other counts. If there are more than `limit` words then, the more frequent half of `limit` stays; among
-    /// equals the first in the alphabet.
+    /// Adds other counts. If there are then more than `limit` words, only the `limit / 2` most
+    /// frequent are kept; ties are broken alphabetically.
     ///
-    /// What is forgotten depends on the order of these calls, so that must not depend on the number of cores.
+    /// The words dropped depend on the order of these calls, so the order must not depend on the
+    /// number of cores.
     pub fn add(&mut self, other: WordCounts, limit: usize) {
         for (word, count) in other.counts {
             *self.counts.entry(word).or_default() += count;
@@ -137,7 +141,7 @@ impl WordCounts {
         self.counts.is_empty()
     }
 
-    /// In the order of the alphabet.
+    /// Returns the words in alphabetical order, with their counts.
     pub fn into_sorted(self) -> Vec<(Box<str>, u64)> {
         let mut words: Vec<(Box<str>, u64)> = self.counts.into_iter().collect();
         words.sort_unstable();
@@ -153,19 +157,20 @@ mod tests {
 
     fn words(cased: bool, text: &str) -> Vec<String> {
         let (mut found, mut buffer) = (Vec::new(), String::new());
-        runs(text).for_each(|run| BertWords::new(cased).each(run, &mut buffer, |word| found.push(word.to_owned())));
+        chunks(text)
+            .for_each(|chunk| BertWords::new(cased).for_each(chunk, &mut buffer, |word| found.push(word.to_owned())));
         found
     }
 
-    /// The whole text through the crate's own rules, which know no runs and no short cut.
+    /// The whole text split by the `tokenizers` crate, without chunks and without the fast path.
     fn reference(cased: bool, text: &str) -> Vec<String> {
         let mut found = Vec::new();
-        BertWords::new(cased).each_in_any_script(text, |word| found.push(word.to_owned()));
+        BertWords::new(cased).for_each_unicode(text, |word| found.push(word.to_owned()));
         found
     }
 
     #[test]
-    fn words_are_found_as_bert_finds_them() {
+    fn words_are_split_as_in_bert() {
         let text =
             "Don't STOP\u{c}now, \u{c9}lan! \u{6211}\u{7231}x a\u{a0}b \u{200b} e\u{301}t\u{e9} \u{0}\u{7f}z\u{b}q";
         let found = words(false, text);
@@ -183,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_add_up_and_the_rarest_are_forgotten() {
+    fn counts_add_up_and_the_rarest_are_dropped() {
         let rule = BertWords::new(false);
         let count = |text: &str| {
             let mut counts = WordCounts::default();
@@ -199,7 +204,7 @@ mod tests {
         );
         all.add(WordCounts::default(), 4);
         assert_eq!(all.into_sorted().iter().map(|(word, _)| &**word).collect::<Vec<_>>(), ["a", "b"]);
-        assert!(count(&"x".repeat(101)).is_empty(), "a word that can only be unknown");
+        assert!(count(&"x".repeat(101)).is_empty(), "a word that is always unknown");
         assert_eq!(count("red @-@ tipped").into_sorted(), count("red - tipped").into_sorted());
     }
 }

@@ -1,40 +1,41 @@
-//! One micro-batch on the host.
+//! One micro-batch of sentence pairs on the host. Built by `ParallelData::collate`.
 
-/// Pairs side by side, each side padded to its longest. A row is a pair's own: it does not depend on its neighbours.
+/// A padded batch of pairs: each side is padded to its longest sentence. A row does not depend on
+/// the other rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TranslateBatch {
-    /// `[pair, position]`, row by row: the source with `</s>`, padded with the source's pad.
+    /// `[pair, position]`, row by row: the source with `</s>`, padded with the source's pad token.
     pub source: Vec<i32>,
-    /// How many tokens of a source row are no padding, `</s>` counted.
+    /// The number of tokens in each source row without padding, `</s>` included.
     pub source_lengths: Vec<u32>,
-    /// What the decoder reads: a start token (the pad, as Marian models have it), then the target without its `</s>`;
-    /// padded with the target's pad.
+    /// The decoder's input: a start token (the pad token, as in Marian models), then the target
+    /// without `</s>`; padded with the target's pad token.
     pub target_in: Vec<i32>,
-    /// What it is to say: the target with `</s>`; padded with the target's pad.
+    /// The labels: the target with `</s>`; padded with the target's pad token.
     pub target_out: Vec<i32>,
-    /// How many tokens of a target row are no padding: of `target_in` as of `target_out`.
+    /// The number of tokens in each row of `target_in` and of `target_out` without padding.
     pub target_lengths: Vec<u32>,
-    /// The raw target lines; of validation only, else empty.
+    /// The raw target lines of validation pairs; empty for training.
     pub references: Vec<String>,
 }
 
 impl TranslateBatch {
-    /// Number of rows.
+    /// The number of rows.
     pub fn pairs(&self) -> usize {
         self.source_lengths.len()
     }
 
-    /// What source rows are padded to.
+    /// The padded length of source rows.
     pub fn source_width(&self) -> usize {
         self.source.len() / self.pairs().max(1)
     }
 
-    /// What target rows are padded to.
+    /// The padded length of target rows.
     pub fn target_width(&self) -> usize {
         self.target_out.len() / self.pairs().max(1)
     }
 
-    /// Real tokens of both sides, `</s>` counted.
+    /// The tokens of both sides without padding, `</s>` included.
     pub fn tokens(&self) -> u64 {
         self.source_lengths.iter().chain(&self.target_lengths).map(|&length| u64::from(length)).sum()
     }

@@ -1,21 +1,22 @@
-//! What a task opens: the pairs of one split, mapped.
+//! The memory-mapped pairs of one split. Opened by the translation task.
 //!
-//! In a shard ([`tokens`](crate::source::tokens)) a pair is a document of two sentences: the source and the target, each
-//! with its `</s>`. Sizes, headers and offsets are checked when it is opened; ids when they are used, because a mapped file
-//! may change, and all at once by [`ParallelData::verify`].
+//! In a shard ([`tokens`](crate::source::tokens)) a pair is a document of two sentences: the source
+//! and the target, each with its `</s>`. Sizes, headers and offsets are checked on opening. Ids are
+//! checked when they are used, because a mapped file may change, and all at once by
+//! [`ParallelData::verify`].
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::batch::TranslateBatch;
-use super::tokenizer::TranslateTokenizer;
+use super::translate_tokenizer::TranslateTokenizer;
 use crate::error::{CorpusError, DataError};
-use crate::plan::Costs;
-use crate::source::checksum::Sealed;
-use crate::source::corpus::{CorpusSplit, MANIFEST_FILE, Manifest};
-use crate::source::pairs::{PairCounts, References};
+use crate::plan::SampleLengths;
+use crate::source::checksum::ChecksummedFile;
+use crate::source::corpus::{CorpusManifest, CorpusSplit, MANIFEST_FILE};
+use crate::source::parallel_corpus::{PairCounts, References};
 use crate::source::tokens::TokenShard;
-use crate::tokenize::Special;
+use crate::tokenize::SubwordSpecialTokens;
 
 /// One split of a prepared directory.
 #[derive(Debug)]
@@ -30,14 +31,14 @@ pub struct ParallelData {
     longest: (usize, usize),
 }
 
-/// What a side's ids are.
+/// The vocabulary of one side.
 #[derive(Debug, Clone, Copy)]
 struct SideIds {
-    special: Special,
+    special: SubwordSpecialTokens,
     vocabulary: usize,
 }
 
-/// What was found by reading everything.
+/// Totals from reading all pairs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PairTotals {
     pub pairs: u64,
@@ -51,7 +52,7 @@ impl ParallelData {
         if !dir.is_dir() {
             return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
         }
-        let manifest = Manifest::<PairCounts>::read(dir)?
+        let manifest = CorpusManifest::<PairCounts>::read(dir)?
             .ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
         let tokenizer = TranslateTokenizer::read(dir)?;
         let source = SideIds { special: tokenizer.source_special(), vocabulary: tokenizer.source_vocabulary() };
@@ -91,29 +92,29 @@ impl ParallelData {
         Ok(data)
     }
 
-    /// Below 2^32.
+    /// The number of pairs, below 2^32.
     pub fn pairs(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The source's ids, with `</s>` at the end; nothing if there is no such pair.
+    /// The ids of a source, with `</s>` at the end; empty if there is no such pair.
     pub fn source(&self, pair: u32) -> impl Iterator<Item = u32> {
         self.side(pair, 0)
     }
 
-    /// The target's ids, with `</s>` at the end; nothing if there is no such pair.
+    /// The ids of a target, with `</s>` at the end; empty if there is no such pair.
     pub fn target(&self, pair: u32) -> impl Iterator<Item = u32> {
         self.side(pair, 1)
     }
 
-    /// The raw target line; of validation only.
+    /// The raw target line; validation only.
     pub fn reference(&self, pair: u32) -> Option<&str> {
         self.references.as_ref()?.line(pair as usize)
     }
 
-    /// Of each pair: source tokens and target tokens, `</s>` counted on both, and what they come to when [`ParallelData::collate`]
-    /// pads them.
-    pub fn costs(&self, pad_to_multiple: usize, positions: usize) -> Costs {
+    /// The lengths of all pairs: the tokens of source and target with their `</s>`, and the upper
+    /// bound after the padding of [`ParallelData::collate`].
+    pub fn lengths(&self, pad_to_multiple: usize, positions: usize) -> SampleLengths {
         let (mut tokens, mut padded) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             let mut start = 0;
@@ -125,10 +126,10 @@ impl ParallelData {
                 start = end;
             }
         }
-        Costs::Pairs { tokens, padded }
+        SampleLengths::Pairs { tokens, padded }
     }
 
-    /// 16 hexadecimal digits that differ between any two sets of pairs: ranks compare them.
+    /// 16 hexadecimal digits that differ between any two sets of pairs. Ranks compare them.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for shard in &self.shards {
@@ -140,18 +141,19 @@ impl ParallelData {
         hasher.finalize().to_hex()[..16].to_owned()
     }
 
-    /// The shards, to be compared with their checksums. References were when they were read.
-    pub fn sealed(&self) -> Vec<Sealed> {
-        self.shards.iter().map(TokenShard::sealed).collect()
+    /// The shards, for checksum verification. References are verified when they are read.
+    pub fn checksummed_files(&self) -> Vec<ChecksummedFile> {
+        self.shards.iter().map(TokenShard::checksummed_file).collect()
     }
 
-    /// Tokens of the longest source and of the longest target, `</s>` counted.
+    /// Tokens of the longest source and of the longest target, `</s>` included.
     pub fn longest(&self) -> (usize, usize) {
         self.longest
     }
 
-    /// Puts pairs side by side, each side padded to its longest, and that to a multiple (0 and 1: as it is) of at most
-    /// `positions` tokens, which is what the model has.
+    /// Builds a batch. Each side is padded to its longest sentence, rounded up to a multiple of
+    /// `pad_to_multiple` (0 and 1: no rounding). The rounding does not exceed `positions`, the
+    /// number of positions of the model.
     pub fn collate(
         &self,
         pairs: &[u32],
@@ -182,8 +184,8 @@ impl ParallelData {
         Ok(batch)
     }
 
-    /// Reads everything: compares it with what was written, and every id with its vocabulary, or with a smaller one that a
-    /// model knows.
+    /// Reads all pairs. Compares shards with their checksums and ids with their vocabulary, or with
+    /// the smaller vocabulary of a model.
     pub fn verify(&self, vocabulary: Option<usize>) -> Result<PairTotals, DataError> {
         self.shards.iter().try_for_each(TokenShard::verify)?;
         let mut totals = PairTotals::default();
@@ -200,8 +202,8 @@ impl ParallelData {
         Ok(totals)
     }
 
-    /// Both sides of a pair, checked: mapped bytes may have changed since they were written, and an id that the model does
-    /// not have would end it.
+    /// Both sides of a pair, checked: mapped bytes may have changed since they were written, and an
+    /// id outside the model's vocabulary would make the model fail.
     fn pair(&self, pair: u32) -> Result<[Vec<u32>; 2], DataError> {
         let Some((shard, _)) = self.locate(pair) else {
             return Err(CorpusError::NoSuchSample { sample: pair, samples: self.pairs() }.into());
@@ -220,7 +222,7 @@ impl ParallelData {
         Ok(sides)
     }
 
-    /// The shard that holds a pair, and its number there.
+    /// The shard that holds a pair, and the pair's number in it.
     fn locate(&self, pair: u32) -> Option<(&TokenShard, usize)> {
         let at = self.ends.partition_point(|&end| end <= pair as usize);
         let first = at.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -236,13 +238,13 @@ impl ParallelData {
     }
 }
 
-/// The width of a batch whose longest sentence has `longest` tokens.
+/// The padded length of a batch whose longest sentence has `longest` tokens.
 fn padded_width(longest: usize, pad_to_multiple: usize, positions: usize) -> usize {
     let padded = longest.checked_next_multiple_of(pad_to_multiple.max(1)).unwrap_or(usize::MAX);
     padded.min(positions.max(longest))
 }
 
-/// A document is a pair: two sentences.
+/// Checks that each document is a pair: two sentences.
 fn check_pairs(shard: &TokenShard) -> Result<(), DataError> {
     match (0..shard.documents()).find(|&pair| shard.document_end(pair) != 2 * (pair + 1)) {
         None => Ok(()),

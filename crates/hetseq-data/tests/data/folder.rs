@@ -1,11 +1,11 @@
-//! Class folders as people keep them: nested, linked, misspelt, with other files in between.
+//! Tests of class folders: nested, linked, misspelt, with other files in between.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use hetseq_data::source::folder::{self, ClassFolders, Files, draw};
-use hetseq_data::{DataError, Picture};
+use hetseq_data::source::folder::{self, ClassFolders, ImageFiles, draw};
+use hetseq_data::{DataError, DecodedImage};
 
 fn touch(dir: &Path, names: &[&str]) {
     for name in names {
@@ -19,13 +19,13 @@ fn open(dir: &Path) -> Result<ClassFolders, DataError> {
     folder::open(dir, &|_| {})
 }
 
-fn names(dir: &Path, files: &Files) -> Vec<(String, u32)> {
+fn names(dir: &Path, files: &ImageFiles) -> Vec<(String, u32)> {
     let name = |i| files.path(i).unwrap().strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
     (0..files.len()).map(|i| (name(i), files.class(i).unwrap())).collect()
 }
 
 #[test]
-fn classes_and_files_are_sorted_and_other_files_left_alone() {
+fn classes_and_files_are_sorted_and_other_files_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     touch(
@@ -50,7 +50,7 @@ fn classes_and_files_are_sorted_and_other_files_left_alone() {
 }
 
 #[test]
-fn the_fingerprint_is_of_names_and_sizes_wherever_they_are() {
+fn the_fingerprint_covers_names_and_sizes_but_not_the_directory() {
     let make = |change: &dyn Fn(&Path)| {
         let dir = tempfile::tempdir().unwrap();
         touch(dir.path(), &["train/a/1.png", "train/a/2.png", "train/b/3.png", "valid/a/4.png"]);
@@ -73,7 +73,7 @@ fn the_fingerprint_is_of_names_and_sizes_wherever_they_are() {
 }
 
 #[test]
-fn what_is_missing_or_too_much_is_named() {
+fn missing_and_unknown_classes_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let refused = || open(dir).unwrap_err().to_string();
@@ -90,7 +90,7 @@ fn what_is_missing_or_too_much_is_named() {
 }
 
 #[test]
-fn links_are_followed_but_not_in_circles() {
+fn links_are_followed_but_not_in_loops() {
     let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (dir, elsewhere) = (dir.path(), elsewhere.path());
     touch(elsewhere, &["cats/1.png", "cats/2.png", "extra/3.png"]);
@@ -99,7 +99,7 @@ fn links_are_followed_but_not_in_circles() {
     symlink(elsewhere.join("extra"), elsewhere.join("cats/more")).unwrap();
     symlink(elsewhere.join("cats/1.png"), elsewhere.join("extra/again.png")).unwrap();
     assert_eq!(open(dir).unwrap().train.len(), 4);
-    // cat -> more -> back: by way of another folder.
+    // A loop over another folder: cat -> more -> back.
     symlink(elsewhere.join("cats"), elsewhere.join("extra/back")).unwrap();
     let error = open(dir).unwrap_err();
     assert!(matches!(&error, DataError::LinkLoop { path } if path.ends_with("train/cat/more/back")), "{error}");
@@ -109,7 +109,7 @@ fn links_are_followed_but_not_in_circles() {
 }
 
 #[test]
-fn drawn_folders_are_the_same_each_time_and_can_be_read() {
+fn synthetic_folders_are_reproducible_and_readable() {
     let make = |seed| {
         let dir = tempfile::tempdir().unwrap();
         draw::write(&dir.path().join("train"), seed, 40).unwrap();
@@ -119,15 +119,15 @@ fn drawn_folders_are_the_same_each_time_and_can_be_read() {
     let (first, again, other) = (make(1), make(1), make(2));
     let found = open(first.path()).unwrap();
     assert_eq!((found.classes.len(), found.train.len(), found.valid.len()), (10, 40, 15));
-    let mut endings = [0, 0];
+    let mut formats = [0, 0];
     for i in 0..40 {
         let path = found.train.path(i).unwrap();
         let bytes = fs::read(&path).unwrap();
         assert_eq!(bytes, fs::read(again.path().join(path.strip_prefix(first.path()).unwrap())).unwrap());
-        let picture = Picture::read(&path).unwrap();
-        assert!((40..=64).contains(&picture.width) && (40..=64).contains(&picture.height));
-        endings[usize::from(path.extension().unwrap() == "png")] += 1;
+        let image = DecodedImage::read(&path).unwrap();
+        assert!((40..=64).contains(&image.width) && (40..=64).contains(&image.height));
+        formats[usize::from(path.extension().unwrap() == "png")] += 1;
     }
-    assert_eq!(endings, [20, 20]);
+    assert_eq!(formats, [20, 20]);
     assert_ne!(found.fingerprint(), open(other.path()).unwrap().fingerprint());
 }

@@ -1,4 +1,5 @@
-//! Shards in NVIDIA's layout, ours and h5py's, whole and damaged. Fixtures are recorded by scripts/fixtures/hdf5.py.
+//! Tests of shards in NVIDIA's layout, written by us and by h5py, intact and damaged.
+//! scripts/fixtures/hdf5.py records the fixtures.
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +49,7 @@ fn decoded(path: &Path) -> Vec<Row> {
     (0..rows.len()).map(read).collect()
 }
 
-/// A shard with these rows under `name` in a new directory.
+/// Writes a shard with these rows under `name` in a new directory.
 fn written(rows: &[Row], name: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
@@ -59,7 +60,7 @@ fn written(rows: &[Row], name: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn what_h5py_wrote_is_read_whatever_its_types_and_filters() {
+fn files_of_h5py_are_read_with_any_types_and_filters() {
     for name in ["nvidia_training.hdf5", "newer_training.hdf5", "plain_test.hdf5"] {
         assert_eq!(decoded(&fixture(name)), recorded(), "{name}");
         let shape = read_shape(&fixture(name)).unwrap();
@@ -68,7 +69,7 @@ fn what_h5py_wrote_is_read_whatever_its_types_and_filters() {
 }
 
 #[test]
-fn what_we_write_is_read_back_and_is_the_same_every_time() {
+fn our_files_are_read_back_and_are_reproducible() {
     let rows: Vec<Row> = recorded().into_iter().cycle().take(700).collect();
     let (_dir, path) = written(&rows, "training.hdf5");
     assert_eq!(decoded(&path), rows);
@@ -77,7 +78,7 @@ fn what_we_write_is_read_back_and_is_the_same_every_time() {
 }
 
 #[test]
-fn samples_are_the_rows_in_order_of_names_with_their_own_masks() {
+fn samples_are_rows_in_file_name_order_with_stored_masks() {
     let rows = recorded();
     let dir = tempfile::tempdir().unwrap();
     for (name, range) in [("a_training_1.hdf5", 0..10), ("b_training_0.h5", 10..11), ("c_test_0.hdf5", 11..40)] {
@@ -98,7 +99,7 @@ fn samples_are_the_rows_in_order_of_names_with_their_own_masks() {
     assert_eq!((batch.batch, batch.seq), (4, longest.next_multiple_of(8)));
     for (at, &id) in ids.iter().enumerate() {
         let (row, cells) = (&rows[id as usize], at * batch.seq..(at + 1) * batch.seq);
-        assert_eq!(train.costs().tokens(id) as usize, row.ids.len().next_multiple_of(8));
+        assert_eq!(train.lengths().tokens(id) as usize, row.ids.len().next_multiple_of(8));
         assert_eq!(batch.lengths[at] as usize, row.ids.len());
         let mut padded: Vec<i32> = row.ids.iter().map(|&id| id as i32).collect();
         padded.resize(batch.seq, 0);
@@ -107,8 +108,8 @@ fn samples_are_the_rows_in_order_of_names_with_their_own_masks() {
         let second: usize = batch.segment_ids[cells.clone()].iter().map(|&s| s as usize).sum();
         assert_eq!(second, row.ids.len() - row.first_segment);
         for (position, id) in row.masked_positions.iter().zip(&row.masked_ids) {
-            let place = (cells.start as u32 + position) as i32;
-            let found = batch.masked_positions.iter().position(|&p| p == place).unwrap();
+            let in_batch = (cells.start as u32 + position) as i32;
+            let found = batch.masked_positions.iter().position(|&p| p == in_batch).unwrap();
             assert_eq!(batch.masked_ids[found], *id as i32);
         }
     }
@@ -116,7 +117,7 @@ fn samples_are_the_rows_in_order_of_names_with_their_own_masks() {
 }
 
 #[test]
-fn shards_that_do_not_fit_into_memory_are_unpacked_once_and_give_the_same() {
+fn shards_larger_than_memory_are_unpacked_once_with_the_same_result() {
     let rows: Vec<Row> = recorded().into_iter().cycle().take(300).collect();
     let (dir, path) = written(&rows, "training.hdf5");
     let in_memory = StoredSamples::open(dir.path(), CorpusSplit::Train, &PretrainConfig::default()).unwrap();
@@ -130,16 +131,17 @@ fn shards_that_do_not_fit_into_memory_are_unpacked_once_and_give_the_same() {
         || std::fs::read_dir(dir.path().join(".unpacked")).unwrap().map(|f| f.unwrap().path()).collect::<Vec<_>>();
     let made = std::fs::metadata(&files()[0]).unwrap().modified().unwrap();
     StoredSamples::open(dir.path(), CorpusSplit::Train, &small).unwrap();
-    assert_eq!(std::fs::metadata(&files()[0]).unwrap().modified().unwrap(), made, "it is there already");
+    assert_eq!(std::fs::metadata(&files()[0]).unwrap().modified().unwrap(), made, "the file is reused");
 
-    // A damaged one is made again, and another shard of the same name is not taken for this one.
+    // A truncated file is created again. Below, another shard of the same name does not reuse this
+    // one.
     let whole = std::fs::read(&files()[0]).unwrap();
     std::fs::write(&files()[0], &whole[..whole.len() / 2]).unwrap();
     assert_eq!(
         StoredSamples::open(dir.path(), CorpusSplit::Train, &small).unwrap().fingerprint(),
         in_memory.fingerprint()
     );
-    // One that was changed in place is noticed where it would do harm.
+    // A file changed in place is detected when an invalid id is read.
     let mut changed = whole.clone();
     let end = changed.len();
     changed[end - 1] = 0xff;
@@ -167,7 +169,7 @@ fn both_splits_share_the_memory() {
         assert_eq!(StoredSamples::open(dir.path(), split, &config).unwrap().len(), 6000);
         assert_eq!(unpacked(), files);
     }
-    // A damaged shard is the concern of whoever opens its split.
+    // A damaged shard only fails its split.
     std::fs::write(dir.path().join("valid.hdf5"), "damaged").unwrap();
     assert_eq!(StoredSamples::open(dir.path(), CorpusSplit::Train, &config).unwrap().len(), 6000);
     let error = StoredSamples::open(dir.path(), CorpusSplit::Valid, &config).unwrap_err().to_string();
@@ -175,7 +177,7 @@ fn both_splits_share_the_memory() {
 }
 
 #[test]
-fn a_file_cut_short_or_overwritten_is_an_error_that_names_it_and_never_a_panic() {
+fn a_truncated_or_overwritten_file_is_a_named_error_and_never_a_panic() {
     for name in ["nvidia_training.hdf5", "newer_training.hdf5"] {
         let whole = std::fs::read(fixture(name)).unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -185,12 +187,12 @@ fn a_file_cut_short_or_overwritten_is_an_error_that_names_it_and_never_a_panic()
             let error = read_rows(&path, None).unwrap_err().to_string();
             assert!(error.contains("some_training.hdf5"), "{error}");
         }
-        for place in (0..whole.len()).step_by(97) {
+        for position in (0..whole.len()).step_by(97) {
             let mut bytes = whole.clone();
-            bytes[place] ^= 0xff;
-            bytes[(place + 1) % whole.len()] ^= 17;
+            bytes[position] ^= 0xff;
+            bytes[(position + 1) % whole.len()] ^= 17;
             std::fs::write(&path, bytes).unwrap();
-            // It may happen to be a byte that nobody needs.
+            // The byte may be one that is not read.
             if let Err(error) = read_rows(&path, None) {
                 assert!(error.to_string().contains("some_training.hdf5"), "{error}");
             }
@@ -199,12 +201,12 @@ fn a_file_cut_short_or_overwritten_is_an_error_that_names_it_and_never_a_panic()
 }
 
 #[test]
-fn foreign_files_are_told_apart() {
+fn other_files_and_missing_splits_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("some_training.hdf5");
-    std::fs::write(&path, "this is no HDF5 file").unwrap();
+    std::fs::write(&path, "this is not an HDF5 file").unwrap();
     let error = read_rows(&path, None).unwrap_err().to_string();
-    assert!(error.contains("an HDF5 file was expected"), "{error}");
+    assert!(error.contains("expected an HDF5 file"), "{error}");
     assert!(read_rows(&dir.path().join("none.hdf5"), None).unwrap_err().to_string().contains("none.hdf5"));
     for (split, word) in [(CorpusSplit::Train, "train"), (CorpusSplit::Valid, "valid")] {
         let empty = tempfile::tempdir().unwrap();
@@ -213,10 +215,11 @@ fn foreign_files_are_told_apart() {
     }
 }
 
-/// The datasets of a good shard of two rows; `change` may leave one out or put another in its place.
+/// Writes a valid shard of two rows, in which `change` removes or replaces datasets. Returns the
+/// error or "fine".
 fn with_change(change: impl Fn(&str) -> Change) -> String {
     let mut file = FileBuilder::new();
-    let good: [(&str, [u64; 2], Vec<i32>); 6] = [
+    let valid: [(&str, [u64; 2], Vec<i32>); 6] = [
         ("input_ids", [2, 4], vec![2, 9, 3, 3, 2, 8, 3, 0]),
         ("input_mask", [2, 4], vec![1, 1, 1, 1, 1, 1, 1, 0]),
         ("segment_ids", [2, 4], vec![0, 0, 0, 1, 0, 0, 1, 0]),
@@ -224,7 +227,7 @@ fn with_change(change: impl Fn(&str) -> Change) -> String {
         ("masked_lm_ids", [2, 2], vec![7, 0, 6, 0]),
         ("next_sentence_labels", [2, 1], vec![0, 1]),
     ];
-    for (name, shape, values) in good {
+    for (name, shape, values) in valid {
         match change(name) {
             Change::Nothing => file.create_dataset(name).with_i32_data(&values).with_shape(&shape),
             Change::Missing => continue,
@@ -249,7 +252,7 @@ enum Change {
 }
 
 #[test]
-fn a_field_that_is_missing_or_wrong_is_named() {
+fn a_missing_or_wrong_field_is_named() {
     assert_eq!(with_change(|_| Change::Nothing), "fine");
     let fields =
         ["input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"];

@@ -1,4 +1,4 @@
-//! idx files as they are found in the wild: packed, renamed, cut off, mislabelled.
+//! Tests of idx files: compressed, renamed, truncated, mislabelled.
 
 use std::io::Write;
 use std::path::Path;
@@ -18,12 +18,12 @@ fn header(kind: u8, size: &[u32]) -> Vec<u8> {
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    packer.write_all(bytes).unwrap();
-    packer.finish().unwrap()
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
-/// The error of reading `bytes` as images, which must name the file.
+/// Returns the error of reading `bytes` as images, and checks that it names the file.
 fn refused(bytes: &[u8]) -> DataError {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("some-images");
@@ -34,17 +34,17 @@ fn refused(bytes: &[u8]) -> DataError {
 }
 
 #[test]
-fn what_is_written_is_read_back_packed_or_not_whatever_its_name() {
+fn files_are_read_back_compressed_or_not_under_any_name() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, packed) in [("plain", false), ("plain.gz", false), ("packed", true), ("packed.gz", true)] {
+    for (name, compressed) in [("plain", false), ("plain.gz", false), ("compressed", true), ("compressed.gz", true)] {
         let path = dir.path().join(name);
-        write_images(&path, &images(5), packed).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap().starts_with(&[0x1f, 0x8b]), packed);
+        write_images(&path, &images(5), compressed).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap().starts_with(&[0x1f, 0x8b]), compressed);
         assert_eq!(read_images(&path).unwrap(), images(5));
-        write_labels(&path, &[3, 1, 4], packed).unwrap();
+        write_labels(&path, &[3, 1, 4], compressed).unwrap();
         assert_eq!(read_labels(&path).unwrap(), [3, 1, 4]);
     }
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no temporary file stays behind");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no temporary file is left");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_pair_is_found_under_each_of_its_names() {
 }
 
 #[test]
-fn the_fingerprint_sees_pixels_labels_and_shape() {
+fn the_fingerprint_covers_pixels_labels_and_shape() {
     let dir = tempfile::tempdir().unwrap();
     write_images(&dir.path().join("t10k-images-idx3-ubyte"), &images(2), false).unwrap();
     write_labels(&dir.path().join("t10k-labels-idx1-ubyte"), &[1, 2], false).unwrap();
@@ -82,7 +82,7 @@ fn the_fingerprint_sees_pixels_labels_and_shape() {
 }
 
 #[test]
-fn missing_things_are_named() {
+fn missing_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let error = open_pair(&dir.path().join("nowhere"), "train").unwrap_err();
     assert!(matches!(&error, DataError::MissingDirectory { .. }), "{error}");
@@ -101,7 +101,7 @@ fn missing_things_are_named() {
 
     let error = read_labels(&dir.path().join("gone")).unwrap_err().to_string();
     assert!(error.contains("gone"), "{error}");
-    assert!(matches!(read_labels(dir.path()), Err(DataError::Io { .. })), "a directory is no file");
+    assert!(matches!(read_labels(dir.path()), Err(DataError::Io { .. })), "a directory is not a file");
 }
 
 #[test]
@@ -130,15 +130,15 @@ fn the_wrong_kind_of_file_is_recognised() {
 #[test]
 fn sizes_that_disagree_with_the_data_are_refused() {
     let whole = [header(8, &[4, 3, 2]), vec![7; 24]].concat();
-    for packed in [false, true] {
-        let file = |bytes: &[u8]| if packed { gzip(bytes) } else { bytes.to_vec() };
+    for compressed in [false, true] {
+        let file = |bytes: &[u8]| if compressed { gzip(bytes) } else { bytes.to_vec() };
         assert!(matches!(refused(&file(&whole[..39])), DataError::TooShort { found_bytes: 23, .. }));
         assert!(matches!(refused(&file(&[&whole[..], &[0]].concat())), DataError::TooLong { .. }));
         assert!(matches!(refused(&file(&whole[..9])), DataError::ShortHeader { found_bytes: 9, .. }));
         assert!(matches!(refused(&file(&whole[..3])), DataError::ShortHeader { found_bytes: 3, .. }));
         assert!(matches!(refused(&file(&header(8, &[0, 28, 28]))), DataError::NoSamples { .. }));
         assert!(matches!(refused(&file(&header(8, &[5, 0, 28]))), DataError::NoSamples { .. }));
-        // 2^96 bytes are announced; one is there.
+        // 2^96 bytes are declared, one is present.
         let absurd = [header(8, &[u32::MAX; 3]), vec![1]].concat();
         assert!(matches!(refused(&file(&absurd)), DataError::TooShort { found_bytes: 1, .. }));
     }
@@ -157,14 +157,14 @@ fn damaged_gzip_is_recognised() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused_and_leaves_the_old_file() {
+fn invalid_images_are_refused_and_the_old_file_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("images");
     write_images(&path, &images(2), false).unwrap();
-    let torn = Images { count: 3, ..images(2) };
-    assert!(matches!(write_images(&path, &torn, false), Err(DataError::UnwritableImages { .. })));
-    let endless = Images { count: usize::MAX, height: usize::MAX, width: usize::MAX, pixels: vec![] };
-    assert!(matches!(write_images(&path, &endless, false), Err(DataError::UnwritableImages { .. })));
+    let inconsistent = Images { count: 3, ..images(2) };
+    assert!(matches!(write_images(&path, &inconsistent, false), Err(DataError::UnwritableImages { .. })));
+    let too_large = Images { count: usize::MAX, height: usize::MAX, width: usize::MAX, pixels: vec![] };
+    assert!(matches!(write_images(&path, &too_large, false), Err(DataError::UnwritableImages { .. })));
     assert_eq!(read_images(&path).unwrap(), images(2));
     assert!(matches!(write_labels(Path::new("/nonexistent/labels"), &[1], true), Err(DataError::Io { .. })));
 }

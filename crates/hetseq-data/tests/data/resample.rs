@@ -1,17 +1,17 @@
-//! Views of pictures as torchvision makes them: recorded by `scripts/fixtures/pictures.py`.
+//! Compares resampled images with torchvision's, recorded by `scripts/fixtures/pictures.py`.
 
-use hetseq_data::augment::view::Span;
-use hetseq_data::{Normal, Picture, View, resample};
+use hetseq_data::augment::view::ViewAxis;
+use hetseq_data::{DecodedImage, Normalize, View, resample};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
 struct Recorded {
-    crops: Vec<CropOf>,
-    middles: Vec<MiddleOf>,
+    crops: Vec<CropCase>,
+    middles: Vec<CentreCropCase>,
 }
 
 #[derive(Deserialize)]
-struct CropOf {
+struct CropCase {
     picture: [usize; 2],
     /// Left, top, columns, rows.
     crop: [usize; 4],
@@ -20,43 +20,43 @@ struct CropOf {
 }
 
 #[derive(Deserialize)]
-struct MiddleOf {
+struct CentreCropCase {
     picture: [usize; 2],
     resize: usize,
     size: usize,
     values: Vec<f32>,
 }
 
-/// As `bytes` of `scripts/fixtures/stream.py`.
-fn picture([width, height]: [usize; 2]) -> Picture {
+/// The same bytes as `bytes` of `scripts/fixtures/stream.py`.
+fn image([width, height]: [usize; 2]) -> DecodedImage {
     let mut state = 7u32;
     let byte = |_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 24) as u8
     };
-    Picture { width, height, rgb: (0..3 * width * height).map(byte).collect() }
+    DecodedImage { width, height, rgb: (0..3 * width * height).map(byte).collect() }
 }
 
-fn assert_like(picture: &Picture, view: &View, expected: &[f32]) {
+fn assert_close(image: &DecodedImage, view: &View, expected: &[f32]) {
     let mut out = vec![0.0; expected.len()];
-    resample(picture, view, &Normal::none(), &mut out);
-    for (i, (ours, theirs)) in out.iter().zip(expected).enumerate() {
-        assert!((ours - theirs).abs() < 1e-3, "{view:?}, value {i}: {ours} and {theirs}");
+    resample(image, view, &Normalize::none(), &mut out);
+    for (i, (value, expected)) in out.iter().zip(expected).enumerate() {
+        assert!((value - expected).abs() < 1e-3, "{view:?}, value {i}: {value}, expected {expected}");
     }
 }
 
 #[test]
-fn as_torchvision_scales() {
+fn resampling_equals_torchvision() {
     let recorded: Recorded = serde_json::from_str(include_str!("../fixtures/resample.json")).unwrap();
     for case in recorded.crops {
         let [left, top, columns, rows] = case.crop;
-        let span = |start, length| Span { start, length, scaled: case.size, skip: 0 };
+        let span = |start, length| ViewAxis { start, length, scaled: case.size, skip: 0 };
         let view = View { x: span(left, columns), y: span(top, rows), flip: false, size: case.size };
-        assert_like(&picture(case.picture), &view, &case.values);
+        assert_close(&image(case.picture), &view, &case.values);
     }
     for case in recorded.middles {
         let [width, height] = case.picture;
         let view = View::middle(width, height, case.resize, case.size);
-        assert_like(&picture(case.picture), &view, &case.values);
+        assert_close(&image(case.picture), &view, &case.values);
     }
 }

@@ -1,4 +1,4 @@
-//! Shards of tokens, whole and damaged.
+//! Tests of token shards, intact and damaged, and of their verification.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,7 @@ use hetseq_data::source::tokens::{EncodedDocuments, ShardBuilder, TokenShard};
 use hetseq_data::{DataError, Status, Verification};
 use proptest::prelude::*;
 
-/// Documents of sentences of tokens.
+/// Encodes documents, given as sentences of token ids.
 fn encoded(documents: &[Vec<Vec<u32>>]) -> EncodedDocuments {
     let mut encoded = EncodedDocuments::default();
     for sentences in documents {
@@ -39,7 +39,7 @@ fn some() -> Vec<Vec<Vec<u32>>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn what_is_written_is_read_back(
+    fn shards_are_read_back(
         documents in prop::collection::vec(prop::collection::vec(prop::collection::vec(0u32..60_000, 1..9), 1..6), 1..6),
         vocabulary in prop::sample::select(vec![60_000usize, 65_536, 65_537, 200_000]),
     ) {
@@ -54,8 +54,8 @@ proptest! {
                 let mut read = Vec::new();
                 shard.ids(token..token + ids.len(), &mut read);
                 prop_assert_eq!(&read, ids);
-                for place in token..token + ids.len() {
-                    prop_assert_eq!((shard.sentence_of(place), shard.document_of(place)), (sentence, number));
+                for at in token..token + ids.len() {
+                    prop_assert_eq!((shard.sentence_of(at), shard.document_of(at)), (sentence, number));
                 }
                 token += ids.len();
                 prop_assert_eq!(shard.sentence_end(sentence), token);
@@ -71,7 +71,7 @@ proptest! {
 }
 
 #[test]
-fn a_shard_cut_short_or_with_more_behind_it_is_refused() {
+fn a_truncated_or_too_long_shard_is_refused() {
     let (_dir, path) = written(&some(), 100);
     let whole = std::fs::read(&path).unwrap();
     for length in 0..whole.len() {
@@ -89,12 +89,12 @@ fn a_shard_cut_short_or_with_more_behind_it_is_refused() {
 fn every_damaged_byte_is_found_by_opening_or_by_verifying() {
     let (_dir, path) = written(&some(), 100);
     let whole = std::fs::read(&path).unwrap();
-    for place in 0..whole.len() {
+    for position in 0..whole.len() {
         let mut bytes = whole.clone();
-        bytes[place] ^= 1;
+        bytes[position] ^= 1;
         std::fs::write(&path, bytes).unwrap();
         let found = TokenShard::open(&path).and_then(|shard| shard.verify());
-        let error = found.expect_err(&format!("byte {place} was changed")).to_string();
+        let error = found.expect_err(&format!("byte {position} was changed")).to_string();
         assert!(error.contains("train-00000.tokens"), "{error}");
     }
 }
@@ -103,7 +103,7 @@ fn every_damaged_byte_is_found_by_opening_or_by_verifying() {
 fn errors_name_the_field() {
     let (_dir, path) = written(&some(), 100);
     let whole = std::fs::read(&path).unwrap();
-    for (place, field) in [
+    for (position, field) in [
         (0, "HETSEQTK"),
         (8, "version"),
         (30, "header"),
@@ -111,7 +111,7 @@ fn errors_name_the_field() {
         (whole.len() - 4, "document ends"),
     ] {
         let mut bytes = whole.clone();
-        bytes[place] = 77;
+        bytes[position] = 77;
         std::fs::write(&path, bytes).unwrap();
         let error = TokenShard::open(&path).unwrap_err().to_string();
         assert!(error.contains(field), "{field}: {error}");
@@ -126,34 +126,34 @@ fn an_id_beyond_the_vocabulary_is_refused() {
 }
 
 #[test]
-fn a_shard_cut_short_while_it_is_read_is_named() {
+fn a_shard_truncated_while_in_use_is_named() {
     const PATH: &str = "HETSEQ_TEST_SHARD";
     if let Some(path) = std::env::var_os(PATH) {
-        // The child: it reads a page that is no longer there.
+        // The child process reads a page that no longer exists.
         let shard = TokenShard::open(path.as_ref()).unwrap();
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
         _ = shard.verify();
         return;
     }
     let (_dir, path) = written(&[vec![(0..20_000).collect()]], 20_000);
-    let this_test = ["shards::a_shard_cut_short_while_it_is_read_is_named", "--exact", "--nocapture"];
+    let this_test = ["shards::a_shard_truncated_while_in_use_is_named", "--exact", "--nocapture"];
     let child = std::process::Command::new(std::env::current_exe().unwrap()).args(this_test).env(PATH, &path).output();
     let child = child.unwrap();
-    let said = String::from_utf8_lossy(&child.stderr).into_owned();
-    assert_eq!(child.status.code(), Some(1), "{:?}: {said}", child.status);
-    let named = format!("error: {} was cut short", path.display());
-    assert!(said.contains(&named) && said.contains("hetseq prep verify"), "{said}");
+    let stderr = String::from_utf8_lossy(&child.stderr).into_owned();
+    assert_eq!(child.status.code(), Some(1), "{:?}: {stderr}", child.status);
+    let named = format!("error: {} was truncated", path.display());
+    assert!(stderr.contains(&named) && stderr.contains("hetseq prep verify"), "{stderr}");
 }
 
-/// Reads what the cache does not know, and says how much that was.
+/// Verifies the files that are not in the cache. Returns the status and the bytes to read.
 fn verified(paths: &[&Path], cache: Option<&Path>, now: SystemTime) -> (Status, u64) {
-    let files = paths.iter().map(|path| TokenShard::open(path).unwrap().sealed()).collect();
+    let files = paths.iter().map(|path| TokenShard::open(path).unwrap().checksummed_file()).collect();
     let verification = Verification::start(files, cache, now);
     let status = verification.wait(Duration::from_secs(60));
     (status, verification.total_bytes())
 }
 
-/// Another token, with the time of the last write as it was.
+/// Changes a token and restores the modification time.
 fn damage(path: &Path) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let modified = file.metadata().unwrap().modified().unwrap();
@@ -176,7 +176,7 @@ fn content_is_compared_with_the_checksum_in_the_header() {
 }
 
 #[test]
-fn what_has_passed_is_not_read_again_until_it_changes() {
+fn verified_files_are_not_read_again_until_they_change() {
     let (_dir, path) = written(&some(), 100);
     let (_other, second) = written(&[vec![vec![7; 50]]], 100);
     let caches = tempfile::tempdir().unwrap();
@@ -184,28 +184,28 @@ fn what_has_passed_is_not_read_again_until_it_changes() {
     let later = SystemTime::now() + Duration::from_secs(60);
     let (status, bytes) = verified(&[&path], cache, later);
     assert!(status == Status::Passed && bytes > 0);
-    assert_eq!(verified(&[&path], cache, later), (Status::Passed, 0), "it is noted");
+    assert_eq!(verified(&[&path], cache, later), (Status::Passed, 0), "it is in the cache");
     let (status, added) = verified(&[&path, &second], cache, later);
-    assert!(status == Status::Passed && added > 0 && added != bytes, "only what is new is read");
+    assert!(status == Status::Passed && added > 0 && added != bytes, "only the new file is read");
     assert_eq!(verified(&[&path, &second], cache, later), (Status::Passed, 0));
-    // A write may follow within the same tick of the clock.
+    // Another write may follow with the same timestamp.
     assert_eq!(verified(&[&path], cache, SystemTime::now()).1, bytes);
 
     damage(&path);
     assert!(matches!(verified(&[&path], cache, later), (Status::Failed(_), read) if read == bytes));
-    // Damage is not noted, and a cache that is none of ours knows nothing.
+    // Failures are not cached, and an invalid cache counts as empty.
     assert!(matches!(verified(&[&path], cache, later), (Status::Failed(_), _)));
     damage(&path);
-    let note = std::fs::read_dir(caches.path()).unwrap().next().unwrap().unwrap().path();
-    std::fs::write(&note, b"\xff\xfe not a note").unwrap();
+    let cache_file = std::fs::read_dir(caches.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(&cache_file, b"\xff\xfe not a cache").unwrap();
     assert_eq!(verified(&[&path], cache, later), (Status::Passed, bytes));
     assert_eq!(verified(&[&path], Some(Path::new("/dev/null/nowhere")), later), (Status::Passed, bytes));
 }
 
 #[test]
-fn one_thread_is_enough_in_the_background() {
+fn verification_completes_with_one_thread_in_the_background() {
     let (_dir, path) = written(&[vec![(0..20_000).collect()]], 20_000);
-    let files = (0..20).map(|_| TokenShard::open(&path).unwrap().sealed()).collect();
+    let files = (0..20).map(|_| TokenShard::open(&path).unwrap().checksummed_file()).collect();
     let verification = Verification::start(files, None, SystemTime::now());
     verification.continue_in_background();
     assert_eq!(verification.wait(Duration::from_secs(60)), Status::Passed);

@@ -1,6 +1,7 @@
-//! Tokens are those of transformers' `BertTokenizerFast`; recorded by scripts/fixtures/tokens.py.
+//! Compares our tokens with those of transformers' `BertTokenizerFast`, recorded by
+//! scripts/fixtures/tokens.py, and tests reading and writing tokenizers.
 
-use hetseq_data::tokenize::{BertWords, Tokenizer, TrainOptions, WordCounts, train};
+use hetseq_data::tokenize::{BertWords, Tokenizer, TrainOptions, WordCounts, train_word_piece};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -22,14 +23,14 @@ fn encode(tokenizer: &Tokenizer, line: &str) -> Vec<u32> {
 }
 
 #[test]
-fn lines_of_all_kinds_give_the_tokens_of_transformers() {
+fn tokens_equal_those_of_transformers() {
     let recorded = recorded();
     assert!(recorded.lines.len() > 350);
     for (cased, expected) in [(false, &recorded.uncased), (true, &recorded.cased)] {
         let tokenizer = Tokenizer::from_tokens(&recorded.vocab, cased).unwrap();
         let mut encoder = tokenizer.encoder();
         for (line, expected) in recorded.lines.iter().zip(expected) {
-            // Twice: the second time words are remembered.
+            // Twice: the second time from the cache.
             for _ in 0..2 {
                 let mut ids = Vec::new();
                 encoder.encode(line, &mut ids).unwrap();
@@ -40,7 +41,7 @@ fn lines_of_all_kinds_give_the_tokens_of_transformers() {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_gives_the_same_tokens() {
+fn a_tokenizer_is_read_back_with_the_same_tokens() {
     let recorded = recorded();
     let dir = tempfile::tempdir().unwrap();
     for cased in [false, true] {
@@ -62,7 +63,7 @@ fn what_is_written_is_read_back_and_gives_the_same_tokens() {
 }
 
 #[test]
-fn what_corpora_write_for_missing_words_and_joined_signs_is_understood() {
+fn escapes_of_corpora_are_decoded() {
     let tokenizer = Tokenizer::from_tokens(&recorded().vocab, false).unwrap();
     assert_eq!(
         encode(&tokenizer, "a <unk> is"),
@@ -78,11 +79,11 @@ fn what_corpora_write_for_missing_words_and_joined_signs_is_understood() {
 }
 
 #[test]
-fn a_trained_vocabulary_spells_its_own_text() {
+fn a_trained_vocabulary_encodes_its_text() {
     let text = "the sea is wide and the sea is deep and they see the sea";
     let mut counts = WordCounts::default();
     counts.count(&BertWords::new(false), text, &mut String::new());
-    let vocabulary = train(&counts.into_sorted(), &TrainOptions::of_size(200));
+    let vocabulary = train_word_piece(&counts.into_sorted(), &TrainOptions::for_word_piece(200));
     let tokenizer = Tokenizer::from_tokens(&vocabulary, false).unwrap();
     let ids = encode(&tokenizer, text);
     assert!(ids.iter().all(|&id| id > 4), "nothing is unknown");
@@ -91,11 +92,12 @@ fn a_trained_vocabulary_spells_its_own_text() {
 }
 
 #[test]
-fn a_vocabulary_says_whether_capitals_count_and_its_config_knows_better() {
+fn the_config_decides_whether_a_vocabulary_is_cased_or_else_its_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vocab.txt");
     let special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused1]\n[";
-    // The last word, in capitals, is known to a tokenizer that lowers case and unknown to one that does not.
+    // A word in capitals is known to a tokenizer that lowers case, and unknown to one that does
+    // not.
     let lowers = |word: &str| encode(&Tokenizer::read(&path).unwrap(), word) != [1];
     for (words, word, expected) in [
         ("sea\nwide", "SEA", true),
@@ -103,7 +105,7 @@ fn a_vocabulary_says_whether_capitals_count_and_its_config_knows_better() {
         ("море\nширь", "МОРЕ", true),
         ("море\nШирь", "МОРЕ", false),
         ("κυμα\nΚυμα", "ΚΥΜΑ", false),
-        // A capital of mathematics has no small letter: lowering case leaves it as it is.
+        // A mathematical capital has no lower case, so lowering case does not change it.
         ("sea\n\u{1d400}", "SEA", true),
         ("sea\n[X", "SEA", false),
     ] {
@@ -113,13 +115,13 @@ fn a_vocabulary_says_whether_capitals_count_and_its_config_knows_better() {
 
     std::fs::write(&path, format!("{special}\nsea\nWide\n")).unwrap();
     let config = dir.path().join("tokenizer_config.json");
-    for (said, expected) in [
+    for (json, expected) in [
         (r#"{ "do_lower_case": true }"#, true),
         (r#"{ "do_lower_case": false }"#, false),
         (r#"{ "model_max_length": 512 }"#, false),
     ] {
-        std::fs::write(&config, said).unwrap();
-        assert_eq!(lowers("SEA"), expected, "{said}");
+        std::fs::write(&config, json).unwrap();
+        assert_eq!(lowers("SEA"), expected, "{json}");
     }
     std::fs::write(&config, "{").unwrap();
     let error = Tokenizer::read(dir.path()).unwrap_err().to_string();
@@ -143,7 +145,7 @@ fn tokenizers_are_compared_by_their_ids() {
 }
 
 #[test]
-fn files_that_give_no_tokenizer_are_named() {
+fn invalid_tokenizer_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vocab.txt");
     std::fs::write(&path, "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n").unwrap();
@@ -151,16 +153,16 @@ fn files_that_give_no_tokenizer_are_named() {
     assert!(error.contains("vocab.txt") && error.contains("[MASK]"), "{error}");
     std::fs::write(&path, "{ \"model\": 5 }").unwrap();
     let error = Tokenizer::read_json(&path).unwrap_err().to_string();
-    assert!(error.contains("vocab.txt") && error.contains("does not give a tokenizer"), "{error}");
-    // Cut short in its decoder.
+    assert!(error.contains("vocab.txt") && error.contains("is not a valid tokenizer"), "{error}");
+    // Truncated inside its decoder.
     std::fs::write(&path, "{ \"version\": \"1.0\", \"decoder\": { \"type\"").unwrap();
     let error = Tokenizer::read_json(&path).unwrap_err().to_string();
-    assert!(error.contains("does not give a tokenizer: EOF while parsing"), "{error}");
+    assert!(error.contains("is not a valid tokenizer: EOF while parsing"), "{error}");
     assert!(Tokenizer::read_json(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
 }
 
 #[test]
-fn one_huge_id_is_refused_before_memory_is_reserved_for_it() {
+fn a_huge_id_is_refused_before_memory_is_allocated() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokenizer.json");
     let tokens: Vec<String> = recorded().vocab;

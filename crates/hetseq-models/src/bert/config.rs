@@ -1,12 +1,13 @@
-//! The shape of a BERT, in the words of Hugging Face's `config.json` and of Google's `bert_config.json`, which it reads.
+//! The configuration of a BERT, with the keys of Hugging Face's `config.json` and Google's
+//! `bert_config.json`. Reads both.
 
 use serde::{Deserialize, Serialize};
 
 use crate::activation::Activation;
 use crate::attention;
-use crate::config::{ConfigError, check, check_rate, check_size};
+use crate::config_error::{ConfigError, check, check_rate, check_size};
 
-/// Missing keys have transformers' defaults.
+/// A BERT configuration. Missing keys have transformers' defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BertConfig {
@@ -22,7 +23,7 @@ pub struct BertConfig {
     pub type_vocab_size: usize,
     pub initializer_range: f64,
     pub layer_norm_eps: f64,
-    /// Its embedding starts as zero. Null: none does.
+    /// Its embedding is initially zero. Null: no embedding is.
     pub pad_token_id: Option<usize>,
 }
 
@@ -59,7 +60,7 @@ pub enum BertSize {
 }
 
 impl BertSize {
-    /// Heads are 64 wide and the feed-forward parts four times as wide as the model.
+    /// Heads are 64 wide, and feed-forward blocks four times as wide as the model.
     pub fn config(self) -> BertConfig {
         let (layers, width) = match self {
             BertSize::Tiny => (2, 128),
@@ -79,19 +80,20 @@ impl BertSize {
     }
 }
 
-/// Keys of a `config.json` that change the model but have no place in [`BertConfig`]: only one value of each is supported.
+/// Keys of a `config.json` that change the model but are not in [`BertConfig`]. Only one value of
+/// each is supported.
 #[derive(Deserialize)]
 #[serde(default)]
-struct Fixed {
+struct FixedKeys {
     model_type: String,
     position_embedding_type: String,
     is_decoder: bool,
     tie_word_embeddings: bool,
 }
 
-impl Default for Fixed {
+impl Default for FixedKeys {
     fn default() -> Self {
-        Fixed {
+        FixedKeys {
             model_type: "bert".to_owned(),
             position_embedding_type: "absolute".to_owned(),
             is_decoder: false,
@@ -100,9 +102,9 @@ impl Default for Fixed {
     }
 }
 
-impl Fixed {
+impl FixedKeys {
     fn validate(&self) -> Result<(), ConfigError> {
-        let Fixed { model_type, position_embedding_type, is_decoder, tie_word_embeddings } = self;
+        let FixedKeys { model_type, position_embedding_type, is_decoder, tie_word_embeddings } = self;
         check("model_type", model_type, model_type == "bert", "only \"bert\" is supported")?;
         let absolute = position_embedding_type == "absolute";
         check("position_embedding_type", position_embedding_type, absolute, "only \"absolute\" is supported")?;
@@ -113,28 +115,29 @@ impl Fixed {
 }
 
 impl BertConfig {
-    /// Reads and validates; keys that do not concern the model are ignored.
+    /// Reads and validates. Keys that do not affect the model are ignored.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let unreadable = |reason| ConfigError::Json { model: "BERT", reason };
-        serde_json::from_str::<Fixed>(text).map_err(unreadable)?.validate()?;
+        serde_json::from_str::<FixedKeys>(text).map_err(unreadable)?.validate()?;
         let config: BertConfig = serde_json::from_str(text).map_err(unreadable)?;
         config.validate()?;
         Ok(config)
     }
 
-    /// A `config.json` that transformers reads.
+    /// A `config.json` for transformers.
     pub fn to_json(&self) -> serde_json::Result<String> {
         #[derive(Serialize)]
-        struct Written<'a> {
+        struct ConfigFile<'a> {
             architectures: [&'static str; 1],
             model_type: &'static str,
             #[serde(flatten)]
             config: &'a BertConfig,
         }
-        let written = Written { architectures: ["BertForPreTraining"], model_type: "bert", config: self };
-        serde_json::to_string_pretty(&written)
+        let file = ConfigFile { architectures: ["BertForPreTraining"], model_type: "bert", config: self };
+        serde_json::to_string_pretty(&file)
     }
 
+    /// Checks that all values are supported.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let BertConfig { hidden_size, num_attention_heads: heads, .. } = *self;
         for (key, size) in [
@@ -149,7 +152,7 @@ impl BertConfig {
         }
         let reason = format!("must be divisible by num_attention_heads = {heads}");
         check("hidden_size", hidden_size, hidden_size.is_multiple_of(heads), reason)?;
-        let (positions, longest) = (self.max_position_embeddings, attention::LONGEST);
+        let (positions, longest) = (self.max_position_embeddings, attention::MAX_POSITIONS);
         let reason = format!("must be from 1 to {longest}");
         check("max_position_embeddings", positions, (1..=longest).contains(&positions), reason)?;
         for (key, rate) in [
@@ -174,8 +177,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn googles_file_is_read() {
-        // uncased_L-2_H-128_A-2, which has fewer keys than Hugging Face's.
+    fn a_google_config_is_read() {
+        // uncased_L-2_H-128_A-2, with fewer keys than Hugging Face's.
         let text = r#"{"hidden_size": 128, "hidden_act": "gelu", "initializer_range": 0.02, "vocab_size": 30522,
             "hidden_dropout_prob": 0.1, "num_attention_heads": 2, "type_vocab_size": 2, "max_position_embeddings": 512,
             "num_hidden_layers": 2, "intermediate_size": 512, "attention_probs_dropout_prob": 0.1,
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_those_published() {
+    fn sizes_match_the_published_ones() {
         use BertSize::*;
         for (size, layers, width, heads) in
             [(Tiny, 2, 128, 2), (Mini, 4, 256, 4), (Small, 4, 512, 8), (Medium, 8, 512, 8), (Large, 24, 1024, 16)]
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_config_survives_a_round_trip() {
         for hidden_act in [Activation::Gelu, Activation::GeluNew, Activation::Relu, Activation::Silu] {
             let config =
                 BertConfig { hidden_act, pad_token_id: None, layer_norm_eps: 1e-12, ..BertSize::Mini.config() };
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_of_activations_are_known() {
+    fn aliases_of_activations_are_read() {
         for (name, activation) in [("gelu_pytorch_tanh", Activation::GeluNew), ("swish", Activation::Silu)] {
             let config = BertConfig::from_json(&format!("{{\"hidden_act\": \"{name}\"}}")).unwrap();
             assert_eq!(config.hidden_act, activation);
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_key_the_value_and_what_is_right() {
+    fn errors_name_key_value_and_requirement() {
         for (text, expected) in [
             (r#"{"hidden_size": 100}"#, "hidden_size = 100: must be divisible by num_attention_heads = 12"),
             (r#"{"num_hidden_layers": 0}"#, "num_hidden_layers = 0: must be from 1 to 16777216"),

@@ -1,11 +1,11 @@
-//! From token ids to vectors: word, segment and position, added up.
+//! BERT's input embeddings: the sum of word, segment and position embeddings.
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hetseq_kernels::dropout;
 use hetseq_random::Key;
 
-use super::{BertConfig, Sequences, site};
+use super::{BertConfig, BertInput, site};
 use crate::layers::{Embedding, LayerNorm};
 
 #[derive(Module, Debug)]
@@ -30,12 +30,12 @@ impl Embeddings {
         }
     }
 
-    pub(super) fn forward(&self, input: &Sequences, keys: &[Key]) -> Tensor<3> {
+    pub(super) fn forward(&self, input: &BertInput, keys: &[Key]) -> Tensor<3> {
         let [_, positions] = input.tokens.dims();
         let words = self.word_embeddings.forward(input.tokens.clone());
         let segments = self.token_type_embeddings.forward(input.segments.clone());
-        let places = self.position_embeddings.weight.val().narrow(0, 0, positions);
-        let sum = words + segments + places.unsqueeze();
+        let positions = self.position_embeddings.weight.val().narrow(0, 0, positions);
+        let sum = words + segments + positions.unsqueeze();
         dropout(self.LayerNorm.forward(sum), self.dropout, &site(keys, "embeddings"))
     }
 }

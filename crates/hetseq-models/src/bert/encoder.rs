@@ -1,4 +1,5 @@
-//! The stack of layers, each attention and a feed-forward part; the norms come after the sums, as published.
+//! BERT's encoder: layers of self-attention and a feed-forward block. Norms come after the residual
+//! sum (post-norm), as published.
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -12,16 +13,16 @@ use crate::layers::{LayerNorm, Linear};
 use crate::recompute::Tape;
 
 #[derive(Module, Debug)]
-pub(super) struct Encoder {
+pub(super) struct BertEncoder {
     layer: Vec<Layer>,
 }
 
-impl Encoder {
+impl BertEncoder {
     pub(super) fn new(config: &BertConfig, device: &Device) -> Self {
-        Encoder { layer: (0..config.num_hidden_layers).map(|_| Layer::new(config, device)).collect() }
+        BertEncoder { layer: (0..config.num_hidden_layers).map(|_| Layer::new(config, device)).collect() }
     }
 
-    /// `bias` hides the padding, see [`attention::hide_padding`].
+    /// `bias` masks the padding, see [`attention::padding_mask`].
     pub(super) fn forward(
         &self,
         mut x: Tensor<3>,
@@ -116,7 +117,7 @@ impl SelfAttention {
     }
 }
 
-/// How a part of a layer ends: a projection, added to what went into that part.
+/// The end of a block: a projection, added to the block's input.
 #[derive(Module, Debug)]
 struct Residual {
     dense: Linear,

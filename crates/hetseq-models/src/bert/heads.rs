@@ -1,4 +1,4 @@
-//! What pre-training puts on top: which word was masked, and whether the second sentence follows the first.
+//! BERT's pre-training heads: masked-word and next-sentence prediction.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
@@ -29,7 +29,8 @@ impl Heads {
     }
 }
 
-/// The decoder's weight is that of the word embeddings, hence not a parameter here.
+/// Masked-word prediction. Its output weight is that of the word embeddings, so it is not a
+/// parameter here.
 #[derive(Module, Debug)]
 pub(super) struct Predictions {
     bias: Param<Tensor<1>>,
@@ -37,7 +38,8 @@ pub(super) struct Predictions {
 }
 
 impl Predictions {
-    /// `hidden` is [token, feature], `words` the word embeddings [word, feature]; the answer [token, word] are logits.
+    /// Returns logits [token, word]. `hidden` is [token, feature]; `words` are the word embeddings
+    /// [word, feature].
     pub(super) fn forward(&self, hidden: Tensor<2>, words: Tensor<2>) -> Tensor<2> {
         let Transform { dense, LayerNorm, activation } = &self.transform;
         let x = LayerNorm.forward(activation.apply(dense.forward(hidden)));
@@ -53,16 +55,17 @@ struct Transform {
     activation: Activation,
 }
 
-/// Where a head is to answer, and what is right.
+/// Positions at which a head predicts, and their labels.
 #[derive(Debug, Clone)]
 pub struct Labelled {
-    /// For masked words `row * positions + column`, for sentences the row. What is not listed has no loss.
+    /// For masked words `row * positions + column`, for sentences the row. Other positions have no
+    /// loss.
     pub at: Tensor<1, Int>,
     pub labels: Tensor<1, Int>,
 }
 
 impl Labelled {
-    /// Both of the same length. May be empty.
+    /// `at` and `labels` have the same length, which may be zero.
     pub fn new(at: &[i32], labels: &[i32], device: &Device) -> Self {
         Labelled { at: Tensor::from_data(at, device), labels: Tensor::from_data(labels, device) }
     }
@@ -72,29 +75,29 @@ impl Labelled {
     }
 }
 
-/// What a head says to its [`Labelled`].
+/// A head's prediction for its [`Labelled`] positions.
 #[derive(Debug)]
-pub struct Answers {
+pub struct HeadOutput {
     /// The *sum* of the cross entropies.
     pub loss: Tensor<1>,
-    /// [answer, class]; none if nothing was asked.
+    /// [position, class]. `None` if there are no positions.
     pub logits: Option<Tensor<2>>,
 }
 
-impl Answers {
-    /// `logits` is called only if something is asked: not every backend computes with empty tensors.
-    pub(super) fn new(asked: &Labelled, device: &Device, logits: impl FnOnce(Tensor<1, Int>) -> Tensor<2>) -> Self {
-        if asked.is_empty() {
-            return Answers { loss: Tensor::zeros([1], device), logits: None };
+impl HeadOutput {
+    /// `logits` is called only if there are positions: not every backend supports empty tensors.
+    pub(super) fn new(labels: &Labelled, device: &Device, logits: impl FnOnce(Tensor<1, Int>) -> Tensor<2>) -> Self {
+        if labels.is_empty() {
+            return HeadOutput { loss: Tensor::zeros([1], device), logits: None };
         }
-        let logits = logits(asked.at.clone());
-        Answers { loss: cross_entropy_sum(logits.clone(), asked.labels.clone()), logits: Some(logits) }
+        let logits = logits(labels.at.clone());
+        HeadOutput { loss: cross_entropy_sum(logits.clone(), labels.labels.clone()), logits: Some(logits) }
     }
 
-    /// How many answers are right.
-    pub fn right(&self, asked: &Labelled) -> Tensor<1> {
+    /// Number of correct predictions.
+    pub fn correct(&self, labels: &Labelled) -> Tensor<1> {
         match &self.logits {
-            Some(logits) => logits.clone().argmax(1).equal(asked.labels.clone().unsqueeze_dim(1)).float().sum(),
+            Some(logits) => logits.clone().argmax(1).equal(labels.labels.clone().unsqueeze_dim(1)).float().sum(),
             None => self.loss.zeros_like(),
         }
     }

@@ -1,19 +1,19 @@
-//! What tensors are called in published files, against what they are called here.
+//! Maps tensor names of published BERT files to ours.
 
-/// The parameter of [`super::Bert`] that a tensor of Hugging Face's files of any age is, with or without heads. None: it is
-/// not wanted, since what it says stands elsewhere in the file.
+/// Maps a tensor name of a Hugging Face file, of any version and with or without heads, to a
+/// parameter of [`super::Bert`]. `None`: the tensor is redundant.
 pub fn parameter_name(theirs: &str) -> Option<String> {
     let name = match theirs {
-        // Tied to the word embeddings, and to the bias beside it.
+        // Tied to the word embeddings and to `cls.predictions.bias`.
         "cls.predictions.decoder.weight" => return None,
         "cls.predictions.decoder.bias" => "cls.predictions.bias",
-        // A list of numbers that some versions saved.
+        // The numbers 0, 1, ..., which some versions saved.
         _ if theirs.ends_with("position_ids") => return None,
         _ => theirs,
     };
     let is_trunk = ["embeddings.", "encoder.", "pooler."].iter().any(|part| name.starts_with(part));
     let name = if is_trunk { format!("bert.{name}") } else { name.to_owned() };
-    // As models that began in TensorFlow call them.
+    // Names of models converted from TensorFlow.
     Some(name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"))
 }
 
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_any_age_are_known() {
+    fn names_of_all_versions_are_mapped() {
         for (theirs, ours) in [
             ("bert.pooler.dense.bias", Some("bert.pooler.dense.bias")),
             ("encoder.layer.0.output.LayerNorm.gamma", Some("bert.encoder.layer.0.output.LayerNorm.weight")),

@@ -1,21 +1,24 @@
-//! The shape of an encoder-decoder transformer, in the words of the `config.json` of Hugging Face's Marian models.
+//! The configuration of an encoder-decoder transformer, with the keys of the `config.json` of
+//! Hugging Face's Marian models.
 
 use serde::{Deserialize, Serialize};
 
 use crate::activation::Activation;
 use crate::attention;
-use crate::config::{ConfigError, check, check_rate, check_size};
+use crate::config_error::{ConfigError, check, check_rate, check_size};
 
-/// Missing keys have the values of Vaswani et al.'s base model, but for the activation (see [`TransformerSize`]).
+/// A transformer configuration. Missing keys have the values of Vaswani et al.'s base model, except
+/// for the activation (see [`TransformerSize`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TransformerConfig {
-    /// Of the source, and of both sides if they share it.
+    /// Source vocabulary, and target vocabulary if shared.
     pub vocab_size: usize,
-    /// Of the target; as many as the source's if not given.
+    /// Target vocabulary. By default that of the source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoder_vocab_size: Option<usize>,
-    /// One table of vectors for both sides, which the output layer shares too. Else the output layer shares the decoder's.
+    /// One embedding table for encoder, decoder and output layer. If false, the output layer shares
+    /// the decoder's.
     pub share_encoder_decoder_embeddings: bool,
     pub d_model: usize,
     pub encoder_layers: usize,
@@ -28,17 +31,18 @@ pub struct TransformerConfig {
     pub dropout: f64,
     pub attention_dropout: f64,
     pub activation_dropout: f64,
-    /// Of either side.
+    /// Maximum positions of either side.
     pub max_position_embeddings: usize,
-    /// Vectors of tokens are multiplied by the root of their size, so that they count beside those of positions.
+    /// Token embeddings are multiplied by the square root of their width, to balance them with
+    /// position embeddings.
     pub scale_embedding: bool,
-    /// Norms before each part of a layer instead of after it, and one more at the end: easier to train when deep.
+    /// Norm before each block instead of after it, and one more at the end: easier to train if deep.
     pub normalize_before: bool,
-    /// Sines instead of vectors that are learnt.
+    /// Sinusoidal instead of learned position embeddings.
     pub static_position_embeddings: bool,
     pub pad_token_id: usize,
     pub eos_token_id: usize,
-    /// What the decoder reads first.
+    /// The first input token of the decoder.
     pub decoder_start_token_id: usize,
 }
 
@@ -70,18 +74,18 @@ impl Default for TransformerConfig {
     }
 }
 
-/// Sizes with a name. Where the published ones have rectifiers these have GELU: at a kink two splits of the same update may
-/// part (see ARCHITECTURE), and nothing is lost by it.
+/// Named sizes. They use GELU where the published ones use ReLU, without loss of quality: at a
+/// kink, two splits of the same update may diverge (see ARCHITECTURE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransformerSize {
-    /// To try things out.
+    /// For experiments.
     Tiny,
     /// For some ten thousand sentences.
     Small,
-    /// For some hundred thousand sentences, as fairseq has it for IWSLT'14.
+    /// For some hundred thousand sentences: fairseq's size for IWSLT'14.
     Iwslt,
-    /// Of Vaswani et al. (2017).
+    /// From Vaswani et al. (2017), like `Big`.
     Base,
     Big,
 }
@@ -95,33 +99,34 @@ impl TransformerSize {
             TransformerSize::Base => (6, 512, 8, 2048, 0.1),
             TransformerSize::Big => (6, 1024, 16, 4096, 0.3),
         };
-        TransformerConfig { dropout, ..TransformerConfig::default() }.shaped(layers, width, heads, inner)
+        TransformerConfig { dropout, ..TransformerConfig::default() }.with_size(layers, width, heads, inner)
     }
 }
 
-/// What decides whether transformers' Marian computes the same.
+/// Model type if transformers' Marian computes the same.
 const MARIAN: &str = "marian";
-const OURS: &str = "hetseq-transformer";
+/// Model type otherwise.
+const HETSEQ: &str = "hetseq-transformer";
 
-/// Keys of a `config.json` that change the model but have no place in [`TransformerConfig`].
+/// Keys of a `config.json` that change the model but are not in [`TransformerConfig`].
 #[derive(Deserialize)]
 #[serde(default)]
-struct Fixed {
+struct FixedKeys {
     model_type: String,
     normalize_embedding: bool,
     tie_word_embeddings: bool,
 }
 
-impl Default for Fixed {
+impl Default for FixedKeys {
     fn default() -> Self {
-        Fixed { model_type: MARIAN.to_owned(), normalize_embedding: false, tie_word_embeddings: true }
+        FixedKeys { model_type: MARIAN.to_owned(), normalize_embedding: false, tie_word_embeddings: true }
     }
 }
 
-impl Fixed {
+impl FixedKeys {
     fn validate(&self) -> Result<(), ConfigError> {
-        let Fixed { model_type, normalize_embedding, tie_word_embeddings } = self;
-        check("model_type", model_type, [MARIAN, OURS].contains(&&model_type[..]), "only \"marian\" is supported")?;
+        let FixedKeys { model_type, normalize_embedding, tie_word_embeddings } = self;
+        check("model_type", model_type, [MARIAN, HETSEQ].contains(&&model_type[..]), "only \"marian\" is supported")?;
         check("normalize_embedding", normalize_embedding, !normalize_embedding, "only false is supported")?;
         let reason = "the output layer always shares the decoder's embeddings";
         check("tie_word_embeddings", tie_word_embeddings, *tie_word_embeddings, reason)
@@ -129,9 +134,9 @@ impl Fixed {
 }
 
 impl TransformerConfig {
-    /// With as many layers of these sizes on either side.
+    /// Sets the size of encoder and decoder.
     #[must_use]
-    pub fn shaped(self, layers: usize, width: usize, heads: usize, inner: usize) -> Self {
+    pub fn with_size(self, layers: usize, width: usize, heads: usize, inner: usize) -> Self {
         TransformerConfig {
             d_model: width,
             encoder_layers: layers,
@@ -148,24 +153,25 @@ impl TransformerConfig {
         self.decoder_vocab_size.unwrap_or(self.vocab_size)
     }
 
-    /// Whether transformers has a model that computes the same: Marian knows neither norms before nor learnt positions.
+    /// Whether transformers' Marian computes the same. It supports neither pre-norm nor learned
+    /// positions.
     pub fn is_marian(&self) -> bool {
         !self.normalize_before && self.static_position_embeddings
     }
 
-    /// Reads and validates; keys that do not concern the model are ignored.
+    /// Reads and validates. Keys that do not affect the model are ignored.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let unreadable = |reason| ConfigError::Json { model: "translation model's", reason };
-        serde_json::from_str::<Fixed>(text).map_err(unreadable)?.validate()?;
+        serde_json::from_str::<FixedKeys>(text).map_err(unreadable)?.validate()?;
         let config: TransformerConfig = serde_json::from_str(text).map_err(unreadable)?;
         config.validate()?;
         Ok(config)
     }
 
-    /// A `config.json` that transformers reads, if it [has such a model](TransformerConfig::is_marian).
+    /// A `config.json`. Transformers can read it if [`TransformerConfig::is_marian`].
     pub fn to_json(&self) -> serde_json::Result<String> {
         #[derive(Serialize)]
-        struct Written<'a> {
+        struct ConfigFile<'a> {
             #[serde(skip_serializing_if = "Option::is_none")]
             architectures: Option<[&'static str; 1]>,
             model_type: &'static str,
@@ -180,9 +186,9 @@ impl TransformerConfig {
         let is_marian = self.is_marian();
         let mut config = self.clone();
         config.decoder_vocab_size = Some(self.target_vocabulary());
-        let written = Written {
+        let file = ConfigFile {
             architectures: is_marian.then_some(["MarianMTModel"]),
-            model_type: if is_marian { MARIAN } else { OURS },
+            model_type: if is_marian { MARIAN } else { HETSEQ },
             is_encoder_decoder: true,
             tie_word_embeddings: true,
             bos_token_id: None,
@@ -190,10 +196,11 @@ impl TransformerConfig {
             config: &config,
             num_hidden_layers: self.encoder_layers,
         };
-        serde_json::to_string_pretty(&written)
+        serde_json::to_string_pretty(&file)
     }
 
-    /// A `generation_config.json` that makes transformers' `generate` search as `hetseq generate` does by default.
+    /// A `generation_config.json` with which transformers' `generate` searches like
+    /// `hetseq generate` does by default.
     pub fn generation_json(&self, beam: usize) -> serde_json::Result<String> {
         serde_json::to_string_pretty(&serde_json::json!({
             "bad_words_ids": [[self.pad_token_id]],
@@ -205,6 +212,7 @@ impl TransformerConfig {
         }))
     }
 
+    /// Checks that all values are supported.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (key, size) in [
             ("vocab_size", self.vocab_size),
@@ -223,7 +231,7 @@ impl TransformerConfig {
             let reason = format!("must be divisible by {side}_attention_heads = {heads}");
             check("d_model", self.d_model, self.d_model.is_multiple_of(heads), reason)?;
         }
-        let (positions, longest) = (self.max_position_embeddings, attention::LONGEST);
+        let (positions, longest) = (self.max_position_embeddings, attention::MAX_POSITIONS);
         let reason = format!("must be from 1 to {longest}");
         check("max_position_embeddings", positions, (1..=longest).contains(&positions), reason)?;
         for (key, rate) in [
@@ -234,9 +242,9 @@ impl TransformerConfig {
             check_rate(key, rate)?;
         }
         let target = self.target_vocabulary();
-        let is_one = !self.share_encoder_decoder_embeddings || target == self.vocab_size;
-        let reason = format!("must be vocab_size = {}, since embeddings are shared", self.vocab_size);
-        check("decoder_vocab_size", target, is_one, reason)?;
+        let is_consistent = !self.share_encoder_decoder_embeddings || target == self.vocab_size;
+        let reason = format!("must be vocab_size = {}, because embeddings are shared", self.vocab_size);
+        check("decoder_vocab_size", target, is_consistent, reason)?;
         for (key, id) in [
             ("pad_token_id", self.pad_token_id),
             ("eos_token_id", self.eos_token_id),
@@ -253,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_and_is_only_called_marian_if_it_is() {
+    fn a_config_survives_a_round_trip_and_has_the_right_model_type() {
         for (normalize_before, static_position_embeddings) in [(false, true), (true, true), (false, false)] {
             let config = TransformerConfig {
                 normalize_before,
@@ -270,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_those_published() {
+    fn sizes_match_the_published_ones() {
         use TransformerSize::*;
         assert_eq!(Base.config(), TransformerConfig::default());
         for size in [Tiny, Small, Iwslt, Base, Big] {
@@ -281,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_key_the_value_and_what_is_right() {
+    fn errors_name_key_value_and_requirement() {
         for (text, expected) in [
             (r#"{"d_model": 100}"#, "d_model = 100: must be divisible by encoder_attention_heads = 8"),
             (r#"{"decoder_layers": 0}"#, "decoder_layers = 0: must be from 1 to 16777216"),
             (r#"{"dropout": 1}"#, "dropout = 1: must be at least 0 and below 1"),
             (r#"{"vocab_size": 9}"#, "pad_token_id = 58100: must be below decoder_vocab_size = 9"),
-            (r#"{"decoder_vocab_size": 9}"#, "decoder_vocab_size = 9: must be vocab_size = 58101, since"),
+            (r#"{"decoder_vocab_size": 9}"#, "decoder_vocab_size = 9: must be vocab_size = 58101, because"),
             (r#"{"model_type": "t5"}"#, "model_type = t5: only \"marian\" is supported"),
             (r#"{"normalize_embedding": true}"#, "normalize_embedding = true: only false"),
             (r#"{"activation_function": "mish"}"#, "not a translation model's config: unknown variant `mish`"),

@@ -1,58 +1,59 @@
-//! The side that speaks: each position sees those before it and the whole source. Whole sequences when training, one position
-//! at a time with a [`Cache`] when generating; one code path for both.
+//! The decoder: each position attends to earlier positions and to the whole source. It runs on
+//! whole sequences in training and on one position at a time, with a [`LayerCache`], in generation.
+//! Both use the same code.
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use hetseq_kernels::dropout;
 use hetseq_random::Key;
 
-use super::layer::{Attended, Attention, EPSILON, FeedForward, Joint};
+use super::layer::{AttentionBlock, EPSILON, FeedForward, KeyValue, Residual};
 use super::positions::{Positions, embed};
 use super::{TransformerConfig, site};
 use crate::activation::Activation;
-use crate::attention::hide_future;
+use crate::attention::causal_mask;
 use crate::layers::{Embedding, LayerNorm, Linear};
 
 #[derive(Module, Debug)]
 pub(super) struct Decoder {
-    /// None if both sides share one.
+    /// `None` if shared with the encoder.
     pub(super) embed_tokens: Option<Embedding>,
     embed_positions: Positions,
     layers: Vec<Layer>,
-    /// Behind the last layer, where norms come first.
+    /// After the last layer, with pre-norm only.
     layer_norm: Option<LayerNorm>,
     #[module(skip)]
-    joint: Joint,
+    residual: Residual,
 }
 
-/// What one layer need not compute again: the source as it sees it, and the positions it has seen.
+/// Keys and values that a layer need not compute again.
 #[derive(Debug, Clone)]
-pub(super) struct Cache {
-    /// One row per sentence.
-    pub(super) source: Attended,
-    /// One row per hypothesis; none before the first position.
-    pub(super) seen: Option<Attended>,
+pub(super) struct LayerCache {
+    /// Of the source, one row per sentence.
+    pub(super) source: KeyValue,
+    /// Of past positions, one row per hypothesis. `None` before the first position.
+    pub(super) past: Option<KeyValue>,
 }
 
 impl Decoder {
     pub(super) fn new(config: &TransformerConfig, device: &Device) -> Self {
-        let own = !config.share_encoder_decoder_embeddings;
+        let is_separate = !config.share_encoder_decoder_embeddings;
         Decoder {
-            embed_tokens: own.then(|| Embedding::new(config.target_vocabulary(), config.d_model, device)),
+            embed_tokens: is_separate.then(|| Embedding::new(config.target_vocabulary(), config.d_model, device)),
             embed_positions: Positions::new(config, device),
             layers: (0..config.decoder_layers).map(|_| Layer::new(config, device)).collect(),
             layer_norm: config.normalize_before.then(|| LayerNorm::new(config.d_model, EPSILON, device)),
-            joint: Joint::of(config),
+            residual: Residual::of(config),
         }
     }
 
-    /// The source as each layer sees it.
-    pub(super) fn look_at(&self, memory: &Tensor<3>) -> Vec<Cache> {
-        let look = |layer: &Layer| Cache { source: layer.encoder_attn.look_at(memory.clone()), seen: None };
-        self.layers.iter().map(look).collect()
+    /// Projects the source for each layer. `memory` is the encoder's output.
+    pub(super) fn start_caches(&self, memory: &Tensor<3>) -> Vec<LayerCache> {
+        let start = |layer: &Layer| LayerCache { source: layer.encoder_attn.project(memory.clone()), past: None };
+        self.layers.iter().map(start).collect()
     }
 
-    /// Whole sequences: of each sample as far as `ids` go. `bias` hides the padding of the source.
+    /// Runs on whole sequences `ids`. `bias` masks the padding of the source.
     pub(super) fn forward(
         &self,
         words: &Embedding,
@@ -64,32 +65,33 @@ impl Decoder {
     ) -> Tensor<3> {
         let [_, positions] = ids.dims();
         let x = embed(words, &self.embed_positions, ids, 0, scale);
-        // A constant, also beside tensors that are tracked.
-        let future = (positions > 1).then(|| hide_future(positions, &x.device().inner()));
-        let mut x = dropout(x, self.joint.dropout, &site(keys, "embeddings"));
+        // A constant, not tracked by autodiff.
+        let causal = (positions > 1).then(|| causal_mask(positions, &x.device().inner()));
+        let mut x = dropout(x, self.residual.dropout, &site(keys, "embeddings"));
         for (layer, i) in self.layers.iter().zip(0..) {
             let keys: Vec<Key> = keys.iter().map(|key| key.index(i)).collect();
-            let source = layer.encoder_attn.look_at(memory.clone());
-            x = layer.forward(x, self.joint, &Views { source: &source, bias, future: future.as_ref() }, None, &keys);
+            let source = layer.encoder_attn.project(memory.clone());
+            let context = LayerContext { source: &source, bias, causal: causal.as_ref() };
+            x = layer.forward(x, self.residual, &context, None, &keys);
         }
         self.finish(x)
     }
 
-    /// One further position of each hypothesis; `ids` are [hypothesis, 1], `position` is where they stand. Hypotheses of one
-    /// sentence follow each other, as many of each.
+    /// Runs on one further position of each hypothesis. `ids` are [hypothesis, 1], at `position`.
+    /// The hypotheses of a sentence are adjacent, and each sentence has the same number of them.
     pub(super) fn step(
         &self,
         words: &Embedding,
         ids: Tensor<2, Int>,
         scale: f64,
         position: usize,
-        caches: &mut [Cache],
+        caches: &mut [LayerCache],
         bias: Option<&Tensor<4>>,
     ) -> Tensor<3> {
         let mut x = embed(words, &self.embed_positions, ids, position, scale);
         for (layer, cache) in self.layers.iter().zip(caches) {
-            let Cache { source, seen } = cache;
-            x = layer.forward(x, self.joint, &Views { source, bias, future: None }, Some(seen), &[]);
+            let LayerCache { source, past } = cache;
+            x = layer.forward(x, self.residual, &LayerContext { source, bias, causal: None }, Some(past), &[]);
         }
         self.finish(x)
     }
@@ -102,18 +104,19 @@ impl Decoder {
     }
 }
 
-/// What a layer may look at beside what comes from the layer below.
-struct Views<'a> {
-    source: &'a Attended,
+/// Inputs of a layer besides the output of the layer below.
+struct LayerContext<'a> {
+    source: &'a KeyValue,
+    /// Masks the padding of the source.
     bias: Option<&'a Tensor<4>>,
-    future: Option<&'a Tensor<4>>,
+    causal: Option<&'a Tensor<4>>,
 }
 
 #[derive(Module, Debug)]
 struct Layer {
-    self_attn: Attention,
+    self_attn: AttentionBlock,
     self_attn_layer_norm: LayerNorm,
-    encoder_attn: Attention,
+    encoder_attn: AttentionBlock,
     encoder_attn_layer_norm: LayerNorm,
     fc1: Linear,
     fc2: Linear,
@@ -129,9 +132,9 @@ impl Layer {
         let (width, inner, heads) = (config.d_model, config.decoder_ffn_dim, config.decoder_attention_heads);
         let norm = || LayerNorm::new(width, EPSILON, device);
         Layer {
-            self_attn: Attention::new(config, heads, device),
+            self_attn: AttentionBlock::new(config, heads, device),
             self_attn_layer_norm: norm(),
-            encoder_attn: Attention::new(config, heads, device),
+            encoder_attn: AttentionBlock::new(config, heads, device),
             encoder_attn_layer_norm: norm(),
             fc1: Linear::new(width, inner, device),
             fc2: Linear::new(inner, width, device),
@@ -141,50 +144,51 @@ impl Layer {
         }
     }
 
-    /// With `seen`, `x` is what follows on it, and is added to it.
+    /// With `past`, `x` holds the next position, whose keys and values are appended to it.
     fn forward(
         &self,
         x: Tensor<3>,
-        joint: Joint,
-        views: &Views<'_>,
-        seen: Option<&mut Option<Attended>>,
+        residual: Residual,
+        context: &LayerContext<'_>,
+        past: Option<&mut Option<KeyValue>>,
         keys: &[Key],
     ) -> Tensor<3> {
-        let x = joint.around(x, &self.self_attn_layer_norm, &site(keys, "attention output"), |x| {
-            let newest = self.self_attn.look_at(x.clone());
-            let attended = match seen {
-                Some(seen) => {
-                    let all = extended(seen.take(), newest);
-                    seen.insert(all).clone()
+        let x = residual.apply(x, &self.self_attn_layer_norm, &site(keys, "attention output"), |x| {
+            let newest = self.self_attn.project(x.clone());
+            let key_value = match past {
+                Some(past) => {
+                    let all = append(past.take(), newest);
+                    past.insert(all).clone()
                 }
                 None => newest,
             };
-            self.self_attn.forward(x, attended, views.future, &site(keys, "attention"))
+            self.self_attn.forward(x, key_value, context.causal, &site(keys, "attention"))
         });
-        let x = joint.around(x, &self.encoder_attn_layer_norm, &site(keys, "source attention output"), |x| {
-            self.encoder_attn.forward_grouped(x, views.source, views.bias, &site(keys, "source attention"))
+        let x = residual.apply(x, &self.encoder_attn_layer_norm, &site(keys, "source attention output"), |x| {
+            self.encoder_attn.forward_grouped(x, context.source, context.bias, &site(keys, "source attention"))
         });
         let Layer { fc1, fc2, activation, activation_dropout: dropout, .. } = self;
         let feed_forward = FeedForward { fc1, fc2, activation: *activation, dropout: *dropout };
-        joint.around(x, &self.final_layer_norm, &site(keys, "output"), |x| feed_forward.forward(x, keys))
+        residual.apply(x, &self.final_layer_norm, &site(keys, "output"), |x| feed_forward.forward(x, keys))
     }
 }
 
-impl Attention {
-    /// Hypotheses of one sentence look at the same source: they are so many queries to it, and it is not copied for each.
-    fn forward_grouped(&self, x: Tensor<3>, source: &Attended, bias: Option<&Tensor<4>>, keys: &[Key]) -> Tensor<3> {
+impl AttentionBlock {
+    /// Hypotheses of one sentence attend to the same source, so they become queries of one sample
+    /// and the source is not copied for each.
+    fn forward_grouped(&self, x: Tensor<3>, source: &KeyValue, bias: Option<&Tensor<4>>, keys: &[Key]) -> Tensor<3> {
         let ([rows, positions, width], sentences) = (x.dims(), source.key.dims()[0]);
         let grouped = x.reshape([sentences, rows / sentences.max(1) * positions, width]);
         self.forward(grouped, source.clone(), bias, keys).reshape([rows, positions, width])
     }
 }
 
-fn extended(seen: Option<Attended>, newest: Attended) -> Attended {
-    match seen {
+fn append(past: Option<KeyValue>, newest: KeyValue) -> KeyValue {
+    match past {
         None => newest,
-        Some(seen) => Attended {
-            key: Tensor::cat(vec![seen.key, newest.key], 1),
-            value: Tensor::cat(vec![seen.value, newest.value], 1),
+        Some(past) => KeyValue {
+            key: Tensor::cat(vec![past.key, newest.key], 1),
+            value: Tensor::cat(vec![past.value, newest.value], 1),
         },
     }
 }

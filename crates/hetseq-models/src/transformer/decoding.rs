@@ -1,28 +1,32 @@
-//! Generating: some sentences, so many hypotheses of each, one further token at a time. What was computed for the tokens before
-//! is kept. Which tokens to take is decided elsewhere ([`crate::beam`]).
+//! Step-by-step generation for several sentences and hypotheses, with cached keys and values. Beam
+//! search ([`crate::beam`]) selects the tokens.
 
 use burn::tensor::{Int, Tensor, TensorData};
 
-use super::decoder::Cache;
-use super::layer::Attended;
-use super::{Sequences, Transformer};
+use super::decoder::LayerCache;
+use super::layer::KeyValue;
+use super::{Transformer, TransformerInput};
 
+/// The state of a generation.
 pub struct Decoding<'a> {
     model: &'a Transformer,
-    caches: Vec<Cache>,
-    /// Hides the padding of the source.
+    caches: Vec<LayerCache>,
+    /// Masks the padding of the source.
     padding: Option<Tensor<4>>,
     positions: usize,
 }
 
 impl<'a> Decoding<'a> {
-    pub fn new(model: &'a Transformer, source: &Sequences) -> Self {
+    /// Encodes the source sentences.
+    pub fn new(model: &'a Transformer, source: &TransformerInput) -> Self {
         let memory = model.encode(source, &[]);
-        Decoding { model, caches: model.model.decoder.look_at(&memory), padding: source.padding.clone(), positions: 0 }
+        let caches = model.model.decoder.start_caches(&memory);
+        Decoding { model, caches, padding: source.padding.clone(), positions: 0 }
     }
 
-    /// Appends a token to each hypothesis, and gives the logits [hypothesis, word] of what comes next. Hypotheses of a sentence
-    /// follow each other, as many of each.
+    /// Appends a token to each hypothesis and returns the logits [hypothesis, word] of the next
+    /// token. The hypotheses of a sentence are adjacent, and each sentence has the same number of
+    /// them.
     pub fn step(&mut self, tokens: &[u32]) -> Tensor<2> {
         let Decoding { model, caches, padding, positions } = self;
         let device = model.final_logits_bias.val().device();
@@ -35,16 +39,16 @@ impl<'a> Decoding<'a> {
         model.logits(hidden.reshape([rows, width]))
     }
 
-    /// Goes on with these hypotheses, some perhaps twice, in this order.
-    pub fn choose(&mut self, hypotheses: &[usize]) {
+    /// Replaces the hypotheses by these, which may repeat.
+    pub fn reorder(&mut self, hypotheses: &[usize]) {
         let at = self.index(hypotheses);
         for cache in &mut self.caches {
-            cache.seen = cache.seen.take().map(|seen| rows(seen, &at));
+            cache.past = cache.past.take().map(|past| rows(past, &at));
         }
     }
 
-    /// Goes on with these sentences only; which hypotheses are theirs is told by [`Decoding::choose`].
-    pub fn keep(&mut self, sentences: &[usize]) {
+    /// Keeps only these sentences. Call [`Decoding::reorder`] to select their hypotheses.
+    pub fn keep_sentences(&mut self, sentences: &[usize]) {
         let at = self.index(sentences);
         for cache in &mut self.caches {
             cache.source = rows(cache.source.clone(), &at);
@@ -58,6 +62,6 @@ impl<'a> Decoding<'a> {
     }
 }
 
-fn rows(attended: Attended, at: &Tensor<1, Int>) -> Attended {
-    Attended { key: attended.key.select(0, at.clone()), value: attended.value.select(0, at.clone()) }
+fn rows(key_value: KeyValue, at: &Tensor<1, Int>) -> KeyValue {
+    KeyValue { key: key_value.key.select(0, at.clone()), value: key_value.value.select(0, at.clone()) }
 }

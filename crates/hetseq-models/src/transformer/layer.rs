@@ -1,5 +1,5 @@
-//! What layers of encoder and decoder are made of: attention with its projections, a feed-forward part, and how the norms stand
-//! around them.
+//! Blocks of encoder and decoder layers: attention with its projections, feed-forward, and the
+//! residual connection with its norm.
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -11,11 +11,11 @@ use crate::activation::Activation;
 use crate::attention;
 use crate::layers::{LayerNorm, Linear};
 
-/// As PyTorch's.
+/// PyTorch's default.
 pub(super) const EPSILON: f64 = 1e-5;
 
 #[derive(Module, Debug)]
-pub(super) struct Attention {
+pub(super) struct AttentionBlock {
     k_proj: Linear,
     v_proj: Linear,
     q_proj: Linear,
@@ -26,63 +26,64 @@ pub(super) struct Attention {
     dropout: f32,
 }
 
-/// What is attended to: [sample, position, feature].
+/// Projected keys and values: [sample, position, feature].
 #[derive(Debug, Clone)]
-pub(super) struct Attended {
+pub(super) struct KeyValue {
     pub(super) key: Tensor<3>,
     pub(super) value: Tensor<3>,
 }
 
-impl Attention {
+impl AttentionBlock {
     pub(super) fn new(config: &TransformerConfig, heads: usize, device: &Device) -> Self {
         let linear = || Linear::new(config.d_model, config.d_model, device);
         let dropout = config.attention_dropout as f32;
-        Attention { k_proj: linear(), v_proj: linear(), q_proj: linear(), out_proj: linear(), heads, dropout }
+        AttentionBlock { k_proj: linear(), v_proj: linear(), q_proj: linear(), out_proj: linear(), heads, dropout }
     }
 
-    pub(super) fn look_at(&self, x: Tensor<3>) -> Attended {
-        Attended { key: self.k_proj.forward(x.clone()), value: self.v_proj.forward(x) }
+    /// Projects `x` to keys and values.
+    pub(super) fn project(&self, x: Tensor<3>) -> KeyValue {
+        KeyValue { key: self.k_proj.forward(x.clone()), value: self.v_proj.forward(x) }
     }
 
     pub(super) fn forward(
         &self,
         x: Tensor<3>,
-        attended: Attended,
+        key_value: KeyValue,
         bias: Option<&Tensor<4>>,
         keys: &[Key],
     ) -> Tensor<3> {
         let attention = attention::Attention { heads: self.heads, bias, dropout: self.dropout, keys };
-        self.out_proj.forward(attention.forward(self.q_proj.forward(x), attended.key, attended.value))
+        self.out_proj.forward(attention.forward(self.q_proj.forward(x), key_value.key, key_value.value))
     }
 }
 
-/// How the result of a part is joined to what went into it.
+/// The residual connection around a block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Joint {
+pub(super) struct Residual {
     pub(super) dropout: f32,
     pub(super) norm_before: bool,
 }
 
-impl Joint {
+impl Residual {
     pub(super) fn of(config: &TransformerConfig) -> Self {
-        Joint { dropout: config.dropout as f32, norm_before: config.normalize_before }
+        Residual { dropout: config.dropout as f32, norm_before: config.normalize_before }
     }
 
-    /// x + part(norm(x)), or norm(x + part(x)); dropout on what the part gives.
-    pub(super) fn around(
+    /// x + block(norm(x)), or norm(x + block(x)), with dropout on the block's output.
+    pub(super) fn apply(
         self,
         x: Tensor<3>,
         norm: &LayerNorm,
         keys: &[Key],
-        part: impl FnOnce(Tensor<3>) -> Tensor<3>,
+        block: impl FnOnce(Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
         let input = if self.norm_before { norm.forward(x.clone()) } else { x.clone() };
-        let sum = x + dropout(part(input), self.dropout, keys);
+        let sum = x + dropout(block(input), self.dropout, keys);
         if self.norm_before { sum } else { norm.forward(sum) }
     }
 }
 
-/// The two linear layers that every layer ends with.
+/// The feed-forward block at the end of every layer.
 pub(super) struct FeedForward<'a> {
     pub(super) fc1: &'a Linear,
     pub(super) fc2: &'a Linear,

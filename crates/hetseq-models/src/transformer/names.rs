@@ -1,7 +1,7 @@
-//! What tensors are called in published files, against what they are called here.
+//! Maps tensor names of published Marian files to ours.
 
-/// The parameter of [`super::Transformer`] that a tensor of Hugging Face's Marian files is. None: it is not wanted, since it is a copy
-/// of another, or can be computed.
+/// Maps a tensor name of a Hugging Face Marian file to a parameter of [`super::Transformer`].
+/// `None`: the tensor is a copy of another, or can be computed.
 pub fn parameter_name(theirs: &str, shares_embeddings: bool) -> Option<String> {
     let is_copy = shares_embeddings && theirs.ends_with("embed_tokens.weight");
     let is_unused = !shares_embeddings && theirs == "model.shared.weight";
@@ -13,8 +13,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_not_wanted() {
-        for (name, shares, is_wanted) in [
+    fn copies_are_ignored() {
+        for (name, shares, is_used) in [
             ("model.shared.weight", true, true),
             ("model.shared.weight", false, false),
             ("model.decoder.embed_tokens.weight", true, false),
@@ -23,7 +23,7 @@ mod tests {
             ("final_logits_bias", true, true),
             ("model.encoder.layers.0.fc1.bias", true, true),
         ] {
-            assert_eq!(parameter_name(name, shares).is_some(), is_wanted, "{name}, {shares}");
+            assert_eq!(parameter_name(name, shares).is_some(), is_used, "{name}, {shares}");
         }
     }
 }

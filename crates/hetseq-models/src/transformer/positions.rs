@@ -1,4 +1,4 @@
-//! Where a token stands: sines and cosines of its position, or vectors that are learnt.
+//! Position embeddings: sinusoidal or learned.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use super::TransformerConfig;
 use crate::layers::{Embedding, zeros};
 
-/// Learnt vectors are a parameter, as others name it; sines are none, and are made where they are needed.
+/// Learned embeddings are a parameter. Sinusoidal ones are not; they are computed on demand.
 #[derive(Module, Debug)]
 pub(super) struct Positions {
     weight: Option<Param<Tensor<2>>>,
@@ -16,12 +16,12 @@ pub(super) struct Positions {
 
 impl Positions {
     pub(super) fn new(config: &TransformerConfig, device: &Device) -> Self {
-        let is_learnt = !config.static_position_embeddings;
-        let weight = is_learnt.then(|| zeros([config.max_position_embeddings, config.d_model], device));
+        let is_learned = !config.static_position_embeddings;
+        let weight = is_learned.then(|| zeros([config.max_position_embeddings, config.d_model], device));
         Positions { weight, width: config.d_model }
     }
 
-    /// The vectors [position, feature] of `count` positions from `first` on.
+    /// The embeddings [position, feature] of `count` positions, starting at `first`.
     pub(super) fn at(&self, first: usize, count: usize, device: &Device) -> Tensor<2> {
         match &self.weight {
             Some(weight) => weight.val().narrow(0, first, count),
@@ -33,7 +33,7 @@ impl Positions {
     }
 }
 
-/// Sines first, then cosines, as Marian lays them out.
+/// Sines first, then cosines: Marian's order.
 fn sines(position: usize, width: usize) -> impl Iterator<Item = f32> {
     let angle = move |feature: usize| {
         let pair = feature / 2;
@@ -44,7 +44,8 @@ fn sines(position: usize, width: usize) -> impl Iterator<Item = f32> {
     sines.chain(cosines).map(|value| value as f32)
 }
 
-/// The vectors of tokens [sample, position, feature], with those of their positions, which begin at `first`.
+/// Token embeddings [sample, position, feature] plus those of their positions, which start at
+/// `first`.
 pub(super) fn embed(
     tokens: &Embedding,
     positions: &Positions,
@@ -54,6 +55,6 @@ pub(super) fn embed(
 ) -> Tensor<3> {
     let [_, count] = ids.dims();
     let vectors = tokens.forward(ids);
-    let places = positions.at(first, count, &vectors.device());
-    vectors * scale + places.unsqueeze()
+    let positions = positions.at(first, count, &vectors.device());
+    vectors * scale + positions.unsqueeze()
 }

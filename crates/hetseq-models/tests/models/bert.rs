@@ -1,11 +1,11 @@
-//! BERT against transformers' `BertForPreTraining`, recorded by `scripts/fixtures/bert.py`, and against itself in other
-//! micro-batches.
+//! BERT against transformers' `BertForPreTraining`, recorded by `scripts/fixtures/bert.py`, and
+//! against itself in different micro-batches.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::tensor::Device;
-use hetseq_models::bert::{Bert, BertConfig, Labelled, Sequences};
+use hetseq_models::bert::{Bert, BertConfig, BertInput, Labelled};
 use hetseq_models::recompute::Tape;
 use hetseq_models::{Init, Network};
 use hetseq_random::Key;
@@ -20,7 +20,7 @@ const POSITIONS: usize = 12;
 /// Row and column.
 const MASKED: [(usize, usize); 5] = [(0, 1), (0, 5), (1, 1), (1, 5), (2, 6)];
 const FOLLOWS: [i32; 3] = [0, 1, 1];
-/// Of the model whose initialisation was recorded.
+/// Vocabulary and width of the model whose initialisation was recorded.
 const WIDE: (usize, usize) = (5000, 128);
 
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ fn recorded() -> Recorded {
     serde_json::from_str(include_str!("../fixtures/bert.json")).unwrap()
 }
 
-/// With `changes` to the recorded config.
+/// The recorded config with `changes`.
 fn config(changes: &[(&str, serde_json::Value)]) -> BertConfig {
     let mut json = recorded().config;
     for (key, value) in changes {
@@ -44,7 +44,7 @@ fn config(changes: &[(&str, serde_json::Value)]) -> BertConfig {
     BertConfig::from_json(&json.to_string()).unwrap()
 }
 
-/// The model and all the data there is.
+/// The model and all data.
 struct Case {
     model: Bert,
     device: Device,
@@ -65,7 +65,7 @@ impl Case {
     }
 
     /// A micro-batch of these samples, padded to `positions`.
-    fn batch(&self, samples: Range<usize>, positions: usize) -> (Sequences, Labelled, Labelled) {
+    fn batch(&self, samples: Range<usize>, positions: usize) -> (BertInput, Labelled, Labelled) {
         let (mut tokens, mut segments) = (Vec::new(), Vec::new());
         for sample in samples.clone() {
             for column in 0..positions {
@@ -74,21 +74,22 @@ impl Case {
                 segments.push(i32::from(is_real && column >= LENGTHS[sample] / 2));
             }
         }
-        let input = Sequences::new(&tokens, &segments, &LENGTHS[samples.clone()], &self.device);
+        let input = BertInput::new(&tokens, &segments, &LENGTHS[samples.clone()], &self.device);
         let masked = MASKED.iter().zip(&self.labels).filter(|((row, _), _)| samples.contains(row));
-        let place = |row: usize, column: usize| ((row - samples.start) * positions + column) as i32;
-        let (at, labels): (Vec<i32>, Vec<i32>) = masked.map(|((row, column), l)| (place(*row, *column), *l)).unzip();
+        let index = |row: usize, column: usize| ((row - samples.start) * positions + column) as i32;
+        let (at, labels): (Vec<i32>, Vec<i32>) = masked.map(|((row, column), l)| (index(*row, *column), *l)).unzip();
         let rows: Vec<i32> = (0..samples.len() as i32).collect();
         let sentences = Labelled::new(&rows, &FOLLOWS[samples], &self.device);
         (input, Labelled::new(&at, &labels, &self.device), sentences)
     }
 
-    /// Loss sums, and the gradients of the mean losses, over these micro-batches (samples and padded length).
+    /// Loss sums and gradients of the mean losses over these micro-batches (samples and padded
+    /// length).
     fn train(&self, batches: &[(Range<usize>, usize)], keys: &[Key]) -> ([f64; 2], BTreeMap<String, Vec<f32>>) {
         self.train_with(batches, keys, || None)
     }
 
-    /// `tape` is asked for each micro-batch.
+    /// `tape` is called once per micro-batch.
     fn train_with(
         &self,
         batches: &[(Range<usize>, usize)],
@@ -101,7 +102,7 @@ impl Case {
             let keys = if keys.is_empty() { keys } else { &keys[samples.clone()] };
             let tape = tape();
             let [words, sentences] =
-                self.model.answer(&input, &words, &sentences, keys, tape.as_ref()).map(|answers| answers.loss);
+                self.model.predict(&input, &words, &sentences, keys, tape.as_ref()).map(|prediction| prediction.loss);
             losses[0] += f64::from(values(words.clone())[0]);
             losses[1] += f64::from(values(sentences.clone())[0]);
             let loss = words / MASKED.len() as f32 + sentences / LENGTHS.len() as f32;
@@ -113,29 +114,29 @@ impl Case {
 
 const ALL: (Range<usize>, usize) = (0..3, POSITIONS);
 
-/// Each sample alone, as short as it can be.
+/// Each sample alone, without padding.
 fn alone() -> [(Range<usize>, usize); 3] {
     [0, 1, 2].map(|sample| (sample..sample + 1, LENGTHS[sample]))
 }
 
 #[test]
-fn values_and_gradients_are_those_of_transformers() {
-    let answers = SafeTensors::deserialize(include_bytes!("../fixtures/bert.safetensors")).unwrap();
-    let answer = |name: &str| -> Vec<f32> {
-        let bytes = answers.tensor(name).unwrap().data().as_chunks::<4>().0;
+fn values_and_gradients_match_transformers() {
+    let tensors = SafeTensors::deserialize(include_bytes!("../fixtures/bert.safetensors")).unwrap();
+    let expected = |name: &str| -> Vec<f32> {
+        let bytes = tensors.tensor(name).unwrap().data().as_chunks::<4>().0;
         bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
     let case = Case::new(&config(&[]));
     let hidden = case.model.hidden(&case.batch(ALL.0, ALL.1).0, &[], None);
     let pooled = values(case.model.pooled(hidden.clone()));
-    // Padding has hidden states too, and transformers' are the same: it masks the keys alone.
-    for (ours, theirs) in [(values(hidden), answer("hidden")), (pooled, answer("pooled"))] {
+    // Padding has hidden states too, equal to those of transformers, which masks only the keys.
+    for (ours, theirs) in [(values(hidden), expected("hidden")), (pooled, expected("pooled"))] {
         assert_eq!(ours.len(), theirs.len());
         assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() < 1e-5));
     }
     let recorded = recorded();
-    let theirs = recorded.names.iter().map(|(name, _)| (name.clone(), answer(name))).collect();
-    // A split with less padding changes nothing.
+    let theirs = recorded.names.iter().map(|(name, _)| (name.clone(), expected(name))).collect();
+    // A different split with less padding gives the same result.
     for batches in [&[ALL][..], &alone()] {
         let (losses, gradients) = case.train(batches, &[]);
         for (ours, theirs) in losses.iter().zip(recorded.losses["gelu"]) {
@@ -146,7 +147,7 @@ fn values_and_gradients_are_those_of_transformers() {
 }
 
 #[test]
-fn activations_are_those_of_transformers() {
+fn activations_match_transformers() {
     let recorded = recorded();
     assert_eq!(recorded.losses.len(), 5);
     for (name, theirs) in &recorded.losses {
@@ -157,12 +158,12 @@ fn activations_are_those_of_transformers() {
 }
 
 #[test]
-fn names_shapes_and_their_order_are_those_of_transformers() {
+fn names_shapes_and_order_match_transformers() {
     assert_eq!(names(&Bert::new(&config(&[]), &Device::flex())), recorded().names);
 }
 
 #[test]
-fn it_starts_as_transformers_does() {
+fn initialisation_matches_transformers() {
     let config = config(&[("vocab_size", WIDE.0.into()), ("hidden_size", WIDE.1.into())]);
     let model = Bert::new(&config, &Device::flex());
     let starts = recorded().starts;
@@ -182,7 +183,7 @@ fn it_starts_as_transformers_does() {
 }
 
 #[test]
-fn a_sample_keeps_its_dropout_in_another_micro_batch() {
+fn dropout_does_not_depend_on_the_micro_batch() {
     let case = Case::new(&config(&[("hidden_dropout_prob", 0.3.into()), ("attention_probs_dropout_prob", 0.4.into())]));
     let keys: Vec<Key> = (0..3).map(|sample| Key::root(5).index(sample)).collect();
     let (losses, gradients) = case.train(&[ALL], &keys);
@@ -190,7 +191,7 @@ fn a_sample_keeps_its_dropout_in_another_micro_batch() {
     assert!(losses.iter().zip(others).all(|(a, b)| (a - b).abs() < 1e-5), "{losses:?} and {others:?}");
     assert_close(&gradients, &other_gradients, 1e-5);
 
-    // The rates matter, each of them, and so does the key.
+    // Each rate and the key have an effect.
     let hidden = |case: &Case, keys: &[Key]| values(case.model.hidden(&case.batch(1..2, 7).0, keys, None));
     let (without, with) = (hidden(&case, &[]), hidden(&case, &keys[1..2]));
     assert_ne!(with, without);
@@ -202,45 +203,46 @@ fn a_sample_keeps_its_dropout_in_another_micro_batch() {
 }
 
 #[test]
-fn computing_layers_again_changes_no_bit() {
+fn recomputation_is_bit_identical() {
     let dropout = [("hidden_dropout_prob", 0.3.into()), ("attention_probs_dropout_prob", 0.4.into())];
     let case = Case::new(&config(&dropout));
     let keys: Vec<Key> = (0..3).map(|sample| Key::root(5).index(sample)).collect();
-    let again = |batches| case.train_with(batches, &keys, || Some(Tape::default()));
-    assert!(again(&[ALL]) == case.train(&[ALL], &keys));
-    // Word embeddings are used twice, and the sum over micro-batches takes up both uses one by one.
-    assert_close(&again(&alone()).1, &case.train(&alone(), &keys).1, 1e-6);
+    let recomputed = |batches| case.train_with(batches, &keys, || Some(Tape::default()));
+    assert!(recomputed(&[ALL]) == case.train(&[ALL], &keys));
+    // Word embeddings are used twice, and the sum over micro-batches adds both uses separately.
+    assert_close(&recomputed(&alone()).1, &case.train(&alone(), &keys).1, 1e-6);
 }
 
 #[test]
-fn nothing_to_answer_costs_nothing() {
+fn no_labels_give_no_loss() {
     let case = Case::new(&config(&[]));
     let (input, words, sentences) = case.batch(0..2, POSITIONS);
     let nothing = Labelled::new(&[], &[], &case.device);
-    let [no_words, answered] = case.model.answer(&input, &nothing, &sentences, &[], None);
+    let [no_words, predicted] = case.model.predict(&input, &nothing, &sentences, &[], None);
     assert_eq!((values(no_words.loss.clone()), no_words.logits.is_none()), (vec![0.0], true));
-    assert_eq!(values(no_words.right(&nothing)), [0.0]);
-    assert_eq!(answered.logits.as_ref().unwrap().dims(), [2, 2]);
-    // Only the second sentence: its loss is what is missing without it.
+    assert_eq!(values(no_words.correct(&nothing)), [0.0]);
+    assert_eq!(predicted.logits.as_ref().unwrap().dims(), [2, 2]);
+    // The losses of both sentences add up.
     let second = Labelled::new(&[1], &[FOLLOWS[1]], &case.device);
     let first = Labelled::new(&[0], &[FOLLOWS[0]], &case.device);
-    let loss = |asked: &Labelled| values(case.model.answer(&input, &words, asked, &[], None)[1].loss.clone())[0];
-    assert!((loss(&first) + loss(&second) - values(answered.loss)[0]).abs() < 1e-5);
-    // The sum of the losses has gradients although one term is a constant.
+    let loss = |labels: &Labelled| values(case.model.predict(&input, &words, labels, &[], None)[1].loss.clone())[0];
+    assert!((loss(&first) + loss(&second) - values(predicted.loss)[0]).abs() < 1e-5);
+    // The sum of the losses has gradients although one term is constant.
     let mut gradients = BTreeMap::new();
-    let [words, sentences] = case.model.answer(&input, &words, &nothing, &[], None);
+    let [words, sentences] = case.model.predict(&input, &words, &nothing, &[], None);
     add_gradients(&case.model, &(words.loss + sentences.loss).backward(), &mut gradients);
     assert!(gradients["cls.predictions.bias"].iter().any(|&x| x != 0.0));
     assert!(gradients["bert.pooler.dense.weight"].iter().all(|&x| x == 0.0));
 }
 
 #[test]
-fn right_answers_are_counted() {
+fn correct_predictions_are_counted() {
     let case = Case::new(&config(&[]));
     let (input, words, sentences) = case.batch(0..3, POSITIONS);
-    let [answers, _] = case.model.answer(&input, &words, &sentences, &[], None);
-    let best: Vec<i32> = values(answers.logits.clone().unwrap().argmax(1).float()).iter().map(|&x| x as i32).collect();
+    let [prediction, _] = case.model.predict(&input, &words, &sentences, &[], None);
+    let best: Vec<i32> =
+        values(prediction.logits.clone().unwrap().argmax(1).float()).iter().map(|&x| x as i32).collect();
     let mut labels = best.clone();
     labels[1] = (labels[1] + 1) % 50;
-    assert_eq!(values(answers.right(&Labelled::new(&[0, 1, 2, 3, 4], &labels, &case.device))), [4.0]);
+    assert_eq!(values(prediction.correct(&Labelled::new(&[0, 1, 2, 3, 4], &labels, &case.device))), [4.0]);
 }

@@ -1,5 +1,5 @@
-//! Models as a whole: against what others compute (recorded by `scripts/record-fixtures`), and that a sample is computed the
-//! same in whatever micro-batch.
+//! Whole models: against the results of other programs (recorded by `scripts/record-fixtures`), and
+//! independence of a sample from its micro-batch.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! A model's parameters and gradients by name, as the trainer sees them.
+//! Access to a model's parameters and gradients by name.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use hetseq_models::ParameterPath;
 
-/// Names and shapes, in the model's order.
+/// Names and shapes, in module order.
 pub(crate) fn names(model: &impl Module) -> Vec<(String, Vec<usize>)> {
     let mut names = Vec::new();
     visit(model, |name, shape, _| names.push((name, shape)), None);
     names
 }
 
-/// Adds the gradients to `sums`; what has none stays as it is.
+/// Adds the gradients to `sums`. A parameter without a gradient is unchanged.
 pub(crate) fn add_gradients(model: &impl Module, gradients: &Gradients, sums: &mut BTreeMap<String, Vec<f32>>) {
     let add = |name: String, shape: Vec<usize>, values: Option<Vec<f32>>| {
         let sum = sums.entry(name).or_insert_with(|| vec![0.0; shape.iter().product()]);
@@ -46,7 +46,7 @@ fn visit(model: &impl Module, each: impl FnMut(String, Vec<usize>, Option<Vec<f3
     model.visit(&mut Visitor { path: ParameterPath::default(), each, gradients });
 }
 
-/// The model with `values` as its parameters, which are asked for in its order.
+/// Sets the parameters of a model. `values` is called in module order.
 pub(crate) fn fill<M: Module>(model: M, device: &Device, values: impl FnMut(&str, &[usize]) -> Vec<f32>) -> M {
     struct Mapper<'a, F> {
         path: ParameterPath,
@@ -79,19 +79,19 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
     values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Fails if a gradient is off by more than `tolerance` of its norm. That of the attention keys' bias is zero but for rounding,
-/// since a softmax does not see what all its inputs share: it is measured by the norm of the keys' weights, made of the same
-/// terms.
+/// Fails if the relative error of a gradient exceeds `tolerance`. The gradient of the attention
+/// keys' bias is zero except for rounding, because a softmax ignores what all its inputs share. Its
+/// error is relative to the norm of the keys' weights, which consist of the same terms.
 pub(crate) fn assert_close(ours: &BTreeMap<String, Vec<f32>>, theirs: &BTreeMap<String, Vec<f32>>, tolerance: f64) {
     assert!(ours.keys().eq(theirs.keys()));
     let mut worst = 0f64;
     for (name, expected) in theirs {
         assert_eq!(ours[name].len(), expected.len(), "{name}");
         let distance = norm(ours[name].iter().zip(expected).map(|(a, b)| a - b));
-        let measured_by = name.replace("key.bias", "key.weight").replace("k_proj.bias", "k_proj.weight");
-        let relative = distance / norm(theirs[&measured_by].iter().copied());
-        assert!(relative <= tolerance, "{name}: off by {relative:e}");
+        let reference = name.replace("key.bias", "key.weight").replace("k_proj.bias", "k_proj.weight");
+        let relative = distance / norm(theirs[&reference].iter().copied());
+        assert!(relative <= tolerance, "{name}: relative error {relative:e}");
         worst = worst.max(relative);
     }
-    eprintln!("gradients are off by {worst:.1e} at most");
+    eprintln!("largest relative gradient error: {worst:.1e}");
 }

@@ -1,4 +1,4 @@
-//! Inputs that Python repeats exactly: as `scripts/fixtures/stream.py`.
+//! Reproducible inputs: the same generator as `scripts/fixtures/stream.py`.
 
 pub(crate) struct Stream(pub(crate) u32);
 

@@ -1,14 +1,15 @@
-//! The translation model against transformers' `MarianMTModel` and its `generate`, recorded by `scripts/fixtures/transformer.py`, and
-//! against itself: in other micro-batches, step by step instead of at once, and one sentence at a time.
+//! The translation model against transformers' `MarianMTModel` and its `generate`, recorded by
+//! `scripts/fixtures/transformer.py`, and against itself: in different micro-batches, step by step
+//! instead of at once, and one sentence at a time.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor};
-use hetseq_kernels::best_of_rows;
-use hetseq_models::beam::{BeamSettings, Continue, Hypothesis, search};
+use hetseq_kernels::top_k_of_rows;
+use hetseq_models::beam::{BeamModel, BeamSettings, Hypothesis, search};
 use hetseq_models::loss::smoothed_cross_entropy_sum;
-use hetseq_models::transformer::{Decoding, Sequences, Transformer, TransformerConfig};
+use hetseq_models::transformer::{Decoding, Transformer, TransformerConfig, TransformerInput};
 use hetseq_random::Key;
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -22,8 +23,8 @@ const WORDS: i32 = 40;
 const PAD: i32 = 39;
 const END: i32 = 0;
 const SMOOTHING: f32 = 0.1;
-/// Without the end.
-const LONGEST: usize = 20;
+/// Maximum tokens, without the end.
+const MAX_TOKENS: usize = 20;
 
 #[derive(Deserialize)]
 struct Recorded {
@@ -45,7 +46,7 @@ fn recorded() -> Recorded {
     serde_json::from_str(include_str!("../fixtures/transformer.json")).unwrap()
 }
 
-/// With `changes` to the recorded config.
+/// The recorded config with `changes`.
 fn config(changes: &[(&str, serde_json::Value)]) -> TransformerConfig {
     let mut json = recorded().config;
     for (key, value) in changes {
@@ -54,7 +55,7 @@ fn config(changes: &[(&str, serde_json::Value)]) -> TransformerConfig {
     TransformerConfig::from_json(&json.to_string()).unwrap()
 }
 
-/// Filled in the order of the names, the bias of the output last, as the script does it.
+/// Filled in order of the names, with the output bias last, like the script.
 fn model(config: &TransformerConfig, stream: &mut Stream, device: &Device, end_bias: f32) -> Transformer {
     let model = Transformer::new(config, device);
     let mut shapes: Vec<(String, Vec<usize>)> = names(&model);
@@ -70,20 +71,20 @@ fn model(config: &TransformerConfig, stream: &mut Stream, device: &Device, end_b
     fill(model, device, |name, _| values[name].clone())
 }
 
-/// Rows of these lengths.
+/// Token rows of these lengths.
 fn rows(stream: &mut Stream, lengths: &[usize]) -> Vec<Vec<i32>> {
     let row =
         |&length: &usize| stream.bytes(length).into_iter().map(|byte| 1 + i32::from(byte) % (WORDS - 2)).collect();
     lengths.iter().map(row).collect()
 }
 
-fn padded(rows: &[Vec<i32>], positions: usize, device: &Device) -> Sequences {
+fn padded(rows: &[Vec<i32>], positions: usize, device: &Device) -> TransformerInput {
     let pad = |row: &Vec<i32>| {
         let padding = std::iter::repeat_n(PAD, positions - row.len());
         row.iter().copied().chain(padding).collect::<Vec<i32>>()
     };
     let ids: Vec<i32> = rows.iter().flat_map(pad).collect();
-    Sequences::new(&ids, &rows.iter().map(Vec::len).collect::<Vec<_>>(), device)
+    TransformerInput::new(&ids, &rows.iter().map(Vec::len).collect::<Vec<_>>(), device)
 }
 
 struct Case {
@@ -101,22 +102,22 @@ impl Case {
         Case { model, device, source, target }
     }
 
-    /// What comes next in these samples, padded by so many more positions than there need be: logits, and what is right.
+    /// Logits and labels of the next tokens in these samples, padded by `more` extra positions.
     fn logits(&self, samples: Range<usize>, more: usize, keys: &[Key]) -> (Tensor<2>, Vec<i32>) {
         let (source, target) = (&self.source[samples.clone()], &self.target[samples.clone()]);
-        let read: Vec<Vec<i32>> = target.iter().map(|row| [&[PAD], &row[..row.len() - 1]].concat()).collect();
+        let inputs: Vec<Vec<i32>> = target.iter().map(|row| [&[PAD], &row[..row.len() - 1]].concat()).collect();
         let longest = |rows: &[Vec<i32>]| rows.iter().map(Vec::len).max().unwrap() + more;
         let positions = longest(target);
         let source = padded(source, longest(source), &self.device);
-        let hidden = self.model.hidden(&source, &padded(&read, positions, &self.device), keys);
-        let places =
+        let hidden = self.model.hidden(&source, &padded(&inputs, positions, &self.device), keys);
+        let indices =
             target.iter().enumerate().flat_map(|(row, ids)| (0..ids.len()).map(move |at| row * positions + at));
-        let places: Vec<i32> = places.map(|at| at as i32).collect();
-        let at = Tensor::<1, Int>::from_data(&places[..], &self.device);
+        let indices: Vec<i32> = indices.map(|at| at as i32).collect();
+        let at = Tensor::<1, Int>::from_data(&indices[..], &self.device);
         (self.model.logits_at(hidden, at), target.concat())
     }
 
-    /// The loss sum, and the gradients of the mean loss, over these micro-batches.
+    /// The loss sum and the gradients of the mean loss over these micro-batches.
     fn train(&self, batches: &[(Range<usize>, usize)], keys: &[Key]) -> (f64, BTreeMap<String, Vec<f32>>) {
         let (mut sum, mut gradients) = (0.0, BTreeMap::new());
         for (samples, more) in batches {
@@ -134,25 +135,25 @@ impl Case {
 
 const ALL: (Range<usize>, usize) = (0..3, 0);
 
-/// Each sample alone, one of them padded for nothing.
+/// Each sample alone, one of them with unnecessary padding.
 fn alone() -> [(Range<usize>, usize); 3] {
     [(0..1, 0), (1..2, 3), (2..3, 0)]
 }
 
 #[test]
-fn values_and_gradients_are_those_of_transformers() {
-    let answers = SafeTensors::deserialize(include_bytes!("../fixtures/transformer.safetensors")).unwrap();
-    let answer = |name: &str| -> Vec<f32> {
-        let bytes = answers.tensor(name).unwrap().data().as_chunks::<4>().0;
+fn values_and_gradients_match_transformers() {
+    let tensors = SafeTensors::deserialize(include_bytes!("../fixtures/transformer.safetensors")).unwrap();
+    let expected = |name: &str| -> Vec<f32> {
+        let bytes = tensors.tensor(name).unwrap().data().as_chunks::<4>().0;
         bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
     let case = Case::new(&config(&[]));
-    let (ours, theirs) = (values(case.logits(0..3, 0, &[]).0), answer("logits"));
+    let (ours, theirs) = (values(case.logits(0..3, 0, &[]).0), expected("logits"));
     assert_eq!(ours.len(), theirs.len());
     assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() < 1e-5));
     let recorded = recorded();
-    let theirs = recorded.names.keys().map(|name| (name.clone(), answer(name))).collect();
-    // A split with other padding changes nothing.
+    let theirs = recorded.names.keys().map(|name| (name.clone(), expected(name))).collect();
+    // A different split with other padding gives the same result.
     for batches in [&[ALL][..], &alone()] {
         let (loss, gradients) = case.train(batches, &[]);
         assert!((loss - recorded.losses["gelu"]).abs() < 1e-4, "{loss}");
@@ -161,14 +162,14 @@ fn values_and_gradients_are_those_of_transformers() {
 }
 
 #[test]
-fn names_and_shapes_are_those_of_transformers() {
+fn names_and_shapes_match_transformers() {
     let ours: BTreeMap<String, Vec<usize>> =
         names(&Transformer::new(&config(&[]), &Device::flex())).into_iter().collect();
     assert_eq!(ours, recorded().names);
 }
 
 #[test]
-fn activations_and_separate_vocabularies_are_those_of_transformers() {
+fn activations_and_separate_vocabularies_match_transformers() {
     let recorded = recorded();
     assert_eq!(recorded.losses.len(), 3);
     let separate = ("share_encoder_decoder_embeddings", false.into());
@@ -181,7 +182,7 @@ fn activations_and_separate_vocabularies_are_those_of_transformers() {
 }
 
 #[test]
-fn with_dropout_a_sample_is_the_same_in_whatever_company() {
+fn dropout_does_not_depend_on_the_micro_batch() {
     let rates = ["dropout", "attention_dropout", "activation_dropout"].map(|key| (key, 0.3.into()));
     for (norm_before, sines) in [(false, true), (true, false)] {
         let shape = [("normalize_before", norm_before.into()), ("static_position_embeddings", sines.into())];
@@ -196,50 +197,52 @@ fn with_dropout_a_sample_is_the_same_in_whatever_company() {
     }
 }
 
-/// The model as the search sees it. Without a cache it reads each hypothesis anew from its beginning.
-struct Speaker<'a> {
+/// The model for the search. Without a cache it computes each hypothesis from its start in every
+/// step.
+struct SearchModel<'a> {
     model: &'a Transformer,
     source: Vec<Vec<i32>>,
     cache: Option<Decoding<'a>>,
-    /// Without a cache: what each row has read, and whose it is.
-    read: Vec<(usize, Vec<i32>)>,
+    /// Without a cache: sentence and input tokens of each row.
+    inputs: Vec<(usize, Vec<i32>)>,
     device: Device,
 }
 
-impl<'a> Speaker<'a> {
+impl<'a> SearchModel<'a> {
     fn new(model: &'a Transformer, source: &[Vec<i32>], beam: usize, is_cached: bool) -> Self {
         let device = Device::flex();
         let longest = source.iter().map(Vec::len).max().unwrap();
         let cache = is_cached.then(|| Decoding::new(model, &padded(source, longest, &device)));
-        let read = (0..source.len() * beam).map(|row| (row / beam, Vec::new())).collect();
-        Speaker { model, source: source.to_vec(), cache, read, device }
+        let inputs = (0..source.len() * beam).map(|row| (row / beam, Vec::new())).collect();
+        SearchModel { model, source: source.to_vec(), cache, inputs, device }
     }
 }
 
-impl Continue for Speaker<'_> {
+impl BeamModel for SearchModel<'_> {
     fn step(&mut self, tokens: &[u32], count: usize) -> Vec<Vec<(u32, f32)>> {
         if let Some(cache) = &mut self.cache {
-            return best_of_rows(cache.step(tokens), count);
+            return top_k_of_rows(cache.step(tokens), count);
         }
         let mut best = Vec::new();
-        for ((sentence, read), &token) in self.read.iter_mut().zip(tokens) {
-            read.push(token as i32);
+        for ((sentence, inputs), &token) in self.inputs.iter_mut().zip(tokens) {
+            inputs.push(token as i32);
             let source = padded(&self.source[*sentence..=*sentence], self.source[*sentence].len(), &self.device);
-            let hidden = self.model.hidden(&source, &padded(std::slice::from_ref(read), read.len(), &self.device), &[]);
-            let last = Tensor::<1, Int>::from_data([read.len() as i32 - 1], &self.device);
-            best.extend(best_of_rows(self.model.logits_at(hidden, last), count));
+            let target = padded(std::slice::from_ref(inputs), inputs.len(), &self.device);
+            let hidden = self.model.hidden(&source, &target, &[]);
+            let last = Tensor::<1, Int>::from_data([inputs.len() as i32 - 1], &self.device);
+            best.extend(top_k_of_rows(self.model.logits_at(hidden, last), count));
         }
         best
     }
 
-    fn choose(&mut self, rows: &[usize], sentences: Option<&[usize]>) {
+    fn reorder(&mut self, rows: &[usize], sentences: Option<&[usize]>) {
         if let Some(cache) = &mut self.cache {
-            cache.choose(rows);
+            cache.reorder(rows);
             if let Some(sentences) = sentences {
-                cache.keep(sentences);
+                cache.keep_sentences(sentences);
             }
         }
-        self.read = rows.iter().map(|&row| self.read[row].clone()).collect();
+        self.inputs = rows.iter().map(|&row| self.inputs[row].clone()).collect();
     }
 }
 
@@ -259,13 +262,13 @@ impl Search {
     fn run(&self, beam: usize, length_penalty: f64, sentences: Range<usize>, is_cached: bool) -> Vec<Vec<Hypothesis>> {
         let settings =
             BeamSettings { beam, length_penalty, start: PAD as u32, end: END as u32, banned: Some(PAD as u32) };
-        let mut speaker = Speaker::new(&self.model, &self.source[sentences.clone()], beam, is_cached);
-        search(&mut speaker, &vec![LONGEST; sentences.len()], &settings)
+        let mut model = SearchModel::new(&self.model, &self.source[sentences.clone()], beam, is_cached);
+        search(&mut model, &vec![MAX_TOKENS; sentences.len()], &settings)
     }
 }
 
 #[test]
-fn the_search_finds_what_transformers_finds() {
+fn the_search_matches_transformers() {
     let case = Search::new();
     let mut lengths = std::collections::BTreeSet::new();
     for Found { beam, length_penalty, best } in recorded().found {
@@ -279,11 +282,11 @@ fn the_search_finds_what_transformers_finds() {
             lengths.insert(tokens.len());
         }
     }
-    assert!(lengths.len() > 5, "all of the same length prove little: {lengths:?}");
+    assert!(lengths.len() > 5, "hypotheses of one length prove little: {lengths:?}");
 }
 
 #[test]
-fn with_a_cache_and_in_batches_the_search_finds_the_same() {
+fn cache_and_batching_do_not_change_the_search() {
     let case = Search::new();
     let all = 0..case.source.len();
     for beam in [1, 4] {
@@ -301,17 +304,17 @@ fn a_beam_of_one_is_greedy() {
     let case = Search::new();
     let found = case.run(1, 1.0, 0..case.source.len(), true);
     for (sentence, found) in found.iter().enumerate() {
-        let mut speaker = Speaker::new(&case.model, &case.source[sentence..=sentence], 1, false);
-        let (mut last, mut said) = (PAD as u32, Vec::new());
-        while said.len() < LONGEST {
-            let best = speaker.step(&[last], 2).remove(0);
+        let mut model = SearchModel::new(&case.model, &case.source[sentence..=sentence], 1, false);
+        let (mut last, mut tokens) = (PAD as u32, Vec::new());
+        while tokens.len() < MAX_TOKENS {
+            let best = model.step(&[last], 2).remove(0);
             last = best.iter().map(|(token, _)| *token).find(|&token| token != PAD as u32).unwrap();
             if last == END as u32 {
                 break;
             }
-            said.push(last);
+            tokens.push(last);
         }
-        assert_eq!(found[0].tokens, said);
+        assert_eq!(found[0].tokens, tokens);
     }
 }
 

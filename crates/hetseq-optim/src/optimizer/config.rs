@@ -1,37 +1,38 @@
-//! The hyper-parameters of an optimizer and what they may be.
+//! The hyper-parameters of an optimizer and their valid values.
 //!
-//! Plain data with a default for every field, made to be flattened into the optimizer section of a
-//! run's configuration, which also holds the learning rate and clipping and refuses unknown keys.
+//! Plain data with a default for every field. It is flattened into the optimizer section of a run's
+//! configuration, which also holds the learning rate and clipping, and refuses unknown keys.
 
 use serde::{Deserialize, Serialize};
 
 use crate::OptimError;
 
-/// Which update rule.
+/// The update rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerName {
-    /// `torch.optim.SGD` with momentum, also Nesterov's; weight decay is part of the gradient.
+    /// `torch.optim.SGD` with momentum or Nesterov momentum; weight decay is part of the gradient.
     Sgd,
     /// `torch.optim.Adam`; weight decay is part of the gradient.
     Adam,
-    /// `torch.optim.AdamW`: weight decay shrinks the parameters, apart from the gradient.
+    /// `torch.optim.AdamW`: weight decay shrinks the parameters and is not part of the gradient.
     #[default]
     AdamW,
-    /// `torch.optim.Adadelta`; weight decay is part of the gradient. Its own learning rate is 1.
+    /// `torch.optim.Adadelta`; weight decay is part of the gradient. Its usual learning rate is 1.
     Adadelta,
     /// LAMB as in `timm.optim.Lamb`: Adam's direction with bias correction plus `weight_decay * p`,
-    /// scaled for each parameter by |p| / |direction|. As there, parameters without weight decay (all of
-    /// them, if `weight_decay` is 0) are not scaled unless `always_adapt` is set. Clipping of the global
-    /// norm, which timm has inside (`max_grad_norm = 1`), is the trainer's business here.
+    /// scaled for each parameter by |p| / |direction|. As in timm, parameters without weight decay
+    /// (all of them, if `weight_decay` is 0) are not scaled unless `always_adapt` is set. timm also
+    /// clips the global norm inside (`max_grad_norm = 1`); here the trainer does that.
     Lamb,
-    /// Adafactor as in `transformers.optimization.Adafactor`: of a parameter with two or more dimensions
-    /// only row and column means of the squared gradient are kept, over its last two dimensions.
+    /// Adafactor as in `transformers.optimization.Adafactor`: a parameter with two or more
+    /// dimensions stores only row and column means of the squared gradient, over its last two
+    /// dimensions.
     Adafactor,
 }
 
 impl OptimizerName {
-    /// As it is written in the configuration.
+    /// The name in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             OptimizerName::Sgd => "sgd",
@@ -44,7 +45,7 @@ impl OptimizerName {
     }
 }
 
-/// `eps = 1e-8`, or Adafactor's two: `eps = [1e-30, 1e-3]`.
+/// `eps = 1e-8`, or two numbers for Adafactor: `eps = [1e-30, 1e-3]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "`eps` must be a number, or for adafactor two of them, such as [1e-30, 1e-3]")]
 pub enum Eps {
@@ -52,25 +53,26 @@ pub enum Eps {
     Two([f64; 2]),
 }
 
-/// Hyper-parameters, all optional in a file; each optimizer reads its own. Those that belong to a single
-/// optimizer are refused with another one; where one is left out, its method says what is used.
+/// Hyper-parameters, all optional in a file; each optimizer reads its own. Settings of one
+/// optimizer are refused with another one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OptimizerConfig {
     pub name: OptimizerName,
-    /// SGD: the part of the velocity kept each step. 0.9 unless given, where PyTorch has 0.
+    /// SGD: the fraction of the velocity that each step keeps. The default is 0.9 (0 in PyTorch).
     pub momentum: f32,
-    /// SGD: look ahead along the velocity.
+    /// SGD: use Nesterov momentum.
     pub nesterov: bool,
-    /// Adam, AdamW and LAMB: decay of the running mean of gradients and of their squares.
+    /// Adam, AdamW and LAMB: decay of the running means of gradients and of their squares.
     pub betas: [f64; 2],
-    /// Added to the denominator. 1e-8 for Adam and AdamW, 1e-6 for Adadelta and LAMB. Adafactor has two:
-    /// what is added to squared gradients, and the least scale of a parameter; [1e-30, 1e-3].
+    /// Added to the denominator. Default: 1e-8 for Adam and AdamW, 1e-6 for Adadelta and LAMB.
+    /// Adafactor has two: one added to squared gradients, and the smallest scale of a parameter;
+    /// the default is [1e-30, 1e-3].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eps: Option<Eps>,
-    /// Of weights only: biases and norm parameters never decay, see [`crate::decays`].
+    /// Applies to weights only: biases and norm parameters never decay, see [`crate::decays`].
     pub weight_decay: f64,
-    /// Adadelta: decay of the running means, 0.9.
+    /// Adadelta: decay of the running means. Default: 0.9.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rho: Option<f64>,
     /// LAMB: scale parameters without weight decay too.
@@ -79,22 +81,26 @@ pub struct OptimizerConfig {
     /// LAMB: never scale a step up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_clip: Option<bool>,
-    /// Adafactor: the largest root mean square of a parameter's step before it is scaled, 1.
+    /// Adafactor: the largest root mean square of a parameter's step before it is scaled. Default:
+    /// 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_threshold: Option<f64>,
-    /// Adafactor: squared gradients decay by `1 - step^decay_rate`, -0.8.
+    /// Adafactor: squared gradients decay by `1 - step^decay_rate`. Default: -0.8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_rate: Option<f64>,
-    /// Adafactor: decay of a running mean of steps, which costs as much memory as the parameters; none.
+    /// Adafactor: decay of a running mean of steps, which needs as much memory as the parameters.
+    /// Default: no running mean.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta1: Option<f64>,
-    /// Adafactor: multiply the rate by the root mean square of the parameter, true.
+    /// Adafactor: multiply the rate by the root mean square of the parameter. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_parameter: Option<bool>,
-    /// Adafactor: make the rate from the number of the step instead of taking the caller's, true.
+    /// Adafactor: compute the rate from the step number instead of using the schedule's. Default:
+    /// true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relative_step: Option<bool>,
-    /// Adafactor with `relative_step`: begin with a rate of 1e-6 that grows by as much each step.
+    /// Adafactor with `relative_step`: start with a rate of 1e-6 that grows by 1e-6 each step.
+    /// Default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_init: Option<bool>,
 }
@@ -122,7 +128,7 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Added to the denominator; of Adafactor's two the first, added to squared gradients.
+    /// Added to the denominator; for Adafactor the first number, added to squared gradients.
     pub(super) fn eps(&self) -> f64 {
         match (self.eps, self.name) {
             (Some(Eps::One(eps) | Eps::Two([eps, _])), _) => eps,
@@ -132,10 +138,10 @@ impl OptimizerConfig {
         }
     }
 
-    /// Adafactor: the least scale of a parameter.
-    pub(super) fn least_scale(&self) -> f64 {
+    /// Adafactor: the smallest scale of a parameter.
+    pub(super) fn min_scale(&self) -> f64 {
         match self.eps {
-            Some(Eps::Two([_, least])) => least,
+            Some(Eps::Two([_, min])) => min,
             _ => 1e-3,
         }
     }
@@ -164,8 +170,9 @@ impl OptimizerConfig {
         self.warmup_init.unwrap_or(false)
     }
 
-    /// Refuses values out of range. Bounds are those of the `f32` numbers that the step uses: an `eps`
-    /// that rounds to 0 would divide by it, a beta that rounds to 1 would never forget.
+    /// Refuses values out of range. The bounds are those of the `f32` numbers that the step uses:
+    /// an `eps` that rounds to 0 would cause a division by 0, and a beta that rounds to 1 would
+    /// keep all past gradients.
     pub fn validate(&self) -> Result<(), OptimError> {
         if let Some((key, owner)) = self.foreign() {
             return self.refuse(key, "set".into(), &format!("left out: it belongs to {owner}"));
@@ -207,7 +214,7 @@ impl OptimizerConfig {
         if matches!(self.eps, Some(Eps::Two(_))) && self.name != OptimizerName::Adafactor {
             return self.refuse("eps", "two numbers".into(), "one number: only adafactor has two");
         }
-        for eps in [self.eps(), self.least_scale()] {
+        for eps in [self.eps(), self.min_scale()] {
             if !(eps.is_finite() && eps as f32 > 0.0) {
                 let example = if self.name == OptimizerName::Adafactor { "[1e-30, 1e-3]" } else { "1e-8" };
                 let rule = format!("above 0 in single precision, for instance {example}");
@@ -217,7 +224,7 @@ impl OptimizerConfig {
         Ok(())
     }
 
-    /// A setting that was given and belongs to another optimizer.
+    /// A setting that belongs to another optimizer, and that optimizer.
     fn foreign(&self) -> Option<(&'static str, &'static str)> {
         use OptimizerName::{Adadelta, Adafactor, Lamb, Sgd};
         let given = [
@@ -265,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_as_in_the_file() {
+    fn names_match_the_configuration() {
         use OptimizerName::{Adadelta, Adafactor, Adam, AdamW, Lamb, Sgd};
         for name in [Sgd, Adam, AdamW, Adadelta, Lamb, Adafactor] {
             let text = format!("name = '{}'", name.as_str());

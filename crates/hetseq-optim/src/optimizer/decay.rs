@@ -1,42 +1,42 @@
-//! Which stretches of the flat layout take weight decay.
+//! The ranges of the flat layout that take weight decay.
 //!
-//! Neighbouring parameters of one kind are merged, so that a step meets few, long stretches. The
-//! decision per parameter is [`decays`]; the loop of the optimizer reads it from here.
+//! Neighbouring parameters of one kind are merged, so that a step has few, long ranges. [`decays`]
+//! decides per parameter. Read by the element-wise optimizers (`sweep.rs`).
 
 use std::ops::Range;
 
 use crate::{Layout, decays};
 
-/// Stretches that cover the layout in order, none empty.
+/// Ranges that cover the layout in order; none is empty.
 #[derive(Debug)]
 pub(super) struct DecayMap {
-    /// End of the stretch (its start is the end of the one before) and whether it decays.
-    stretches: Vec<(usize, bool)>,
+    /// The end of each range (it starts at the end of the one before) and whether it decays.
+    ranges: Vec<(usize, bool)>,
 }
 
 impl DecayMap {
     pub(super) fn new(layout: &Layout) -> DecayMap {
-        let mut stretches: Vec<(usize, bool)> = Vec::new();
+        let mut ranges: Vec<(usize, bool)> = Vec::new();
         for entry in layout.entries().iter().filter(|e| !e.range.is_empty()) {
             let (end, decays) = (entry.range.end, decays(entry));
-            match stretches.last_mut() {
+            match ranges.last_mut() {
                 Some(last) if last.1 == decays => last.0 = end,
-                _ => stretches.push((end, decays)),
+                _ => ranges.push((end, decays)),
             }
         }
-        DecayMap { stretches }
+        DecayMap { ranges }
     }
 
-    /// Elements of the layout.
+    /// The number of elements of the layout.
     pub(super) fn len(&self) -> usize {
-        self.stretches.last().map_or(0, |(end, _)| *end)
+        self.ranges.last().map_or(0, |(end, _)| *end)
     }
 
-    /// The stretches within `len` elements from `start` on, as ranges counted from `start`.
+    /// The ranges within the `len` elements from `start` on, relative to `start`.
     pub(super) fn within(&self, start: usize, len: usize) -> impl Iterator<Item = (Range<usize>, bool)> + '_ {
-        let first = self.stretches.partition_point(|(end, _)| *end <= start);
+        let first = self.ranges.partition_point(|(end, _)| *end <= start);
         let mut from = 0;
-        self.stretches[first..].iter().map_while(move |(end, decays)| {
+        self.ranges[first..].iter().map_while(move |(end, decays)| {
             let to = (end - start).min(len);
             let at = from..to;
             from = to;
@@ -55,7 +55,7 @@ mod tests {
         let named = shapes.iter().enumerate();
         let layout = Layout::new(named.map(|(i, s)| (i.to_string(), s.clone()))).unwrap();
         let map = DecayMap::new(&layout);
-        assert_eq!(map.stretches, [(7, true), (10, false), (15, true)]);
+        assert_eq!(map.ranges, [(7, true), (10, false), (15, true)]);
         let flags: Vec<bool> = (0..15).map(|i| !(7..10).contains(&i)).collect();
         for start in 0..=15 {
             for len in 0..=15 - start {

@@ -1,26 +1,26 @@
-//! The loops over elements of the element-wise rules, one pass each, and the scalars they take.
+//! The inner loops of the element-wise optimizers, one pass each, and their scalars.
 //!
 //! Scalars are computed in `f64` and rounded once. The loops use + - * / and square root in `f32`,
-//! which IEEE 754 rounds correctly everywhere, and never `mul_add`: fused and unfused machines would
-//! disagree. Called by the optimizer's step only; LAMB and Adafactor, which need sums over whole
-//! parameters between their passes, have files of their own.
+//! which IEEE 754 rounds correctly on every machine. They never use `mul_add`: machines with and
+//! without fused operations would differ. Called by the optimizer's step only. LAMB and Adafactor
+//! need sums over whole parameters between their passes and have separate files.
 //!
-//! The algebra is that of `torch.optim`, weight decay included. A parameter without decay goes through
-//! the same loop with a decay of 0 (or a factor of 1), which leaves every finite value as it is; the
-//! loops wait for memory, not for that multiplication.
+//! The formulas are those of `torch.optim`, weight decay included. A parameter without decay uses
+//! the same loop with a decay of 0 (or a factor of 1), which does not change finite values; the
+//! loops are limited by memory, not by that multiplication.
 
 use super::{OptimizerConfig, OptimizerName};
 use crate::flat::{flag, is_clear};
 
-/// The scalars of one step for decaying and for other parameters.
-pub(super) struct Pair<S> {
+/// The scalars of one step, with and without weight decay.
+pub(super) struct DecayPair<S> {
     with_decay: S,
     without: S,
 }
 
-impl<S> Pair<S> {
-    fn new(weight_decay: f64, scalars: impl Fn(f64) -> S) -> Pair<S> {
-        Pair { with_decay: scalars(weight_decay), without: scalars(0.0) }
+impl<S> DecayPair<S> {
+    fn new(weight_decay: f64, scalars: impl Fn(f64) -> S) -> DecayPair<S> {
+        DecayPair { with_decay: scalars(weight_decay), without: scalars(0.0) }
     }
 
     pub(super) fn of(&self, decays: bool) -> &S {
@@ -37,8 +37,8 @@ pub(super) struct SgdScalars {
 }
 
 impl SgdScalars {
-    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> Pair<SgdScalars> {
-        Pair::new(config.weight_decay, |weight_decay| SgdScalars {
+    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> DecayPair<SgdScalars> {
+        DecayPair::new(config.weight_decay, |weight_decay| SgdScalars {
             scale,
             l2: weight_decay as f32,
             momentum: config.momentum,
@@ -50,9 +50,9 @@ impl SgdScalars {
 
 pub(super) struct AdamScalars {
     scale: f32,
-    /// Coupled decay, part of the gradient (Adam).
+    /// Coupled weight decay, part of the gradient (Adam).
     l2: f32,
-    /// Decoupled decay, a factor of the parameter (AdamW).
+    /// Decoupled weight decay, a factor of the parameter (AdamW).
     keep: f32,
     beta1: f32,
     one_minus_beta1: f32,
@@ -64,11 +64,11 @@ pub(super) struct AdamScalars {
 }
 
 impl AdamScalars {
-    pub(super) fn pair(config: &OptimizerConfig, beta_powers: [f64; 2], scale: f32, lr: f32) -> Pair<AdamScalars> {
+    pub(super) fn pair(config: &OptimizerConfig, beta_powers: [f64; 2], scale: f32, lr: f32) -> DecayPair<AdamScalars> {
         let lr = f64::from(lr);
         let [beta1, beta2] = config.betas;
         let [bias1, bias2] = beta_powers.map(|power| 1.0 - power);
-        Pair::new(config.weight_decay, |weight_decay| {
+        DecayPair::new(config.weight_decay, |weight_decay| {
             let (l2, keep) = match config.name {
                 OptimizerName::AdamW => (0.0, 1.0 - lr * weight_decay),
                 _ => (weight_decay, 1.0),
@@ -99,9 +99,9 @@ pub(super) struct AdadeltaScalars {
 }
 
 impl AdadeltaScalars {
-    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> Pair<AdadeltaScalars> {
+    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> DecayPair<AdadeltaScalars> {
         let rho = config.rho();
-        Pair::new(config.weight_decay, |weight_decay| AdadeltaScalars {
+        DecayPair::new(config.weight_decay, |weight_decay| AdadeltaScalars {
             scale,
             l2: weight_decay as f32,
             rho: rho as f32,
@@ -112,11 +112,12 @@ impl AdadeltaScalars {
     }
 }
 
-// Each tells whether all it wrote is finite. A moment that is not makes its parameter so too, except for the one that the
-// step is divided by: only that one and the parameter are looked at.
+// Each function returns whether all values that it wrote are finite. A moment that is not finite
+// makes its parameter not finite, except for the moment in the denominator. So only that moment and
+// the parameter are checked.
 //
-// `inline(never)`: as arguments of a function the slices are known not to overlap, so the loops are
-// vectorised without run-time checks. The call is paid once per stretch of thousands of elements.
+// `inline(never)`: as function arguments the slices are known not to overlap, so the loops are
+// vectorised without run-time checks. There is one call per range of thousands of elements.
 
 #[inline(never)]
 pub(super) fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) -> bool {
@@ -129,7 +130,8 @@ pub(super) fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) -> bool {
     is_clear(flags)
 }
 
-/// The buffer starts at 0, so the first step sets it to the gradient, as PyTorch does by a copy.
+/// SGD with momentum. The buffer starts at 0, so the first step sets it to the gradient, as PyTorch
+/// does with a copy.
 #[inline(never)]
 pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScalars) -> bool {
     let mut flags = 0;
@@ -153,8 +155,8 @@ pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScal
 
 /// Adam and AdamW.
 ///
-/// The first moment is `beta1 m + (1 - beta1) g` where PyTorch writes `m + (1 - beta1)(g - m)`: equal
-/// but for rounding, and exactly `g` for `beta1 = 0`.
+/// The first moment is `beta1 m + (1 - beta1) g`; PyTorch computes `m + (1 - beta1)(g - m)`. Both
+/// are equal except for rounding, and exactly `g` for `beta1 = 0`.
 #[inline(never)]
 pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamScalars) -> bool {
     let mut flags = 0;
@@ -169,7 +171,8 @@ pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &A
     is_clear(flags)
 }
 
-/// `square` is the running mean of squared gradients, `step` that of squared steps before the rate.
+/// Adadelta. `square` is the running mean of squared gradients; `step` is the running mean of
+/// squared steps, before the learning rate.
 #[inline(never)]
 pub(super) fn adadelta(p: &mut [f32], g: &[f32], square: &mut [f32], step: &mut [f32], s: &AdadeltaScalars) -> bool {
     let mut flags = 0;

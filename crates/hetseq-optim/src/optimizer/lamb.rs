@@ -1,9 +1,9 @@
 //! LAMB: Adam's direction, scaled for each parameter by the ratio of its norm to the direction's.
 //!
-//! Two passes, because the ratio is known only when the whole direction is: the first moves the moments
-//! and sums, the second computes the direction again and applies it, which moves no more memory than
-//! keeping it would and needs none. Called by the optimizer's step only. The variant is described at
-//! [`OptimizerName::Lamb`](super::OptimizerName::Lamb).
+//! There are two passes, because the ratio needs the whole direction. The first updates the moments
+//! and sums; the second computes the direction again and applies it. Recomputing moves no more
+//! memory than storing the direction, and needs no buffer. Called by the optimizer's step only. The
+//! variant is described at [`OptimizerName::Lamb`](super::OptimizerName::Lamb).
 
 use std::ops::Range;
 
@@ -14,13 +14,14 @@ use super::pieces::{ChunkSums, Piece, Pieces, Tensor, chunks, cut, scratch};
 use crate::flat::are_finite;
 use crate::norm::sum_of_squares;
 
-pub(super) struct Scalars {
+/// The scalars of one step.
+pub(super) struct LambScalars {
     scale: f32,
     beta1: f32,
     one_minus_beta1: f32,
     beta2: f32,
     one_minus_beta2: f32,
-    /// Of the bias corrections, which are factors then: a division takes several times as long.
+    /// Inverse bias corrections: a multiplication is several times faster than a division.
     inverse_bias1: f32,
     inverse_bias2_sqrt: f32,
     eps: f32,
@@ -30,11 +31,11 @@ pub(super) struct Scalars {
     lr: f64,
 }
 
-impl Scalars {
-    pub(super) fn new(config: &OptimizerConfig, beta_powers: [f64; 2], scale: f32, lr: f32) -> Scalars {
+impl LambScalars {
+    pub(super) fn new(config: &OptimizerConfig, beta_powers: [f64; 2], scale: f32, lr: f32) -> LambScalars {
         let [beta1, beta2] = config.betas;
         let [bias1, bias2] = beta_powers.map(|power| 1.0 - power);
-        Scalars {
+        LambScalars {
             scale,
             beta1: beta1 as f32,
             one_minus_beta1: (1.0 - beta1) as f32,
@@ -54,7 +55,8 @@ impl Scalars {
         if tensor.decays { self.weight_decay as f32 } else { 0.0 }
     }
 
-    /// The rate of a parameter whose squares and whose direction's squares add up to these.
+    /// The rate of a parameter. `weights` and `direction` are the sums of squares of the parameter
+    /// and of its direction.
     fn rate(&self, tensor: &Tensor, weights: f64, direction: f64) -> f32 {
         let adapts = self.always_adapt || self.decay_of(tensor) != 0.0;
         let (weights, direction) = (weights.sqrt(), direction.sqrt());
@@ -64,15 +66,15 @@ impl Scalars {
     }
 }
 
-/// One step of the parameters in `range`, whose elements the first two buffers hold; the moments are whole. Returns whether
-/// all of them are finite afterwards.
+/// One step of the parameters in `range`. `parameters` and `gradients` hold the elements of
+/// `range`; the moments cover the whole layout. Returns whether all updated values are finite.
 pub(super) fn step(
     all: &Pieces,
     range: &Range<usize>,
     parameters: &mut [f32],
     gradients: &[f32],
     [first, second]: [&mut [f32]; 2],
-    scalars: &Scalars,
+    scalars: &LambScalars,
 ) -> bool {
     let pieces = all.within(range);
     let (first, second) = (&mut first[range.clone()], &mut second[range.clone()]);
@@ -93,37 +95,38 @@ pub(super) fn step(
     let rates: Vec<f32> = tensors.map(|(tensor, (w, d))| scalars.rate(tensor, w, d)).collect();
 
     let (first, second) = (&*first, &*second);
-    let descended = (pieces, cut(parameters, lengths())).into_par_iter().map(|(piece, p): (&Piece, &mut [f32])| {
+    let finite = (pieces, cut(parameters, lengths())).into_par_iter().map(|(piece, p): (&Piece, &mut [f32])| {
         let (m, v) = (piece.of(first, range.start), piece.of(second, range.start));
         let decay = scalars.decay_of(&all.tensors[piece.tensor]);
         let (mut direction, mut is_finite) = (scratch(), true);
         for at in chunks(p.len()) {
             let (p, direction) = (&mut p[at.clone()], &mut direction[..at.len()]);
-            direct(p, &m[at.clone()], &v[at], direction, decay, scalars);
-            descend(p, direction, rates[piece.tensor]);
+            compute_direction(p, &m[at.clone()], &v[at], direction, decay, scalars);
+            apply(p, direction, rates[piece.tensor]);
             is_finite &= are_finite(p);
         }
         is_finite
     });
-    descended.reduce(|| true, |all, one| all & one) & moments_are_finite
+    finite.reduce(|| true, |all, one| all & one) & moments_are_finite
 }
 
-/// What the first pass finds of a piece.
+/// The result of the first pass over a piece.
 struct Measured {
     weights: ChunkSums,
     directions: ChunkSums,
-    /// The second moments; where the first are not, the parameters are not either.
+    /// Whether the second moments are finite. A first moment that is not finite makes its parameter
+    /// not finite, too.
     is_finite: bool,
 }
 
-/// Moves the moments, and sums the squares of the parameters and of the direction.
-fn measure(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], decay: f32, s: &Scalars) -> Measured {
+/// Updates the moments, and sums the squares of the parameters and of the direction.
+fn measure(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], decay: f32, s: &LambScalars) -> Measured {
     let (mut weights, mut directions, mut is_finite) = (ChunkSums::default(), ChunkSums::default(), true);
     let mut direction = scratch();
     for (index, at) in chunks(p.len()).enumerate() {
         let (p, direction) = (&p[at.clone()], &mut direction[..at.len()]);
         let (m, v) = (&mut m[at.clone()], &mut v[at.clone()]);
-        advance(p, &g[at], m, v, direction, decay, s);
+        update_moments(p, &g[at], m, v, direction, decay, s);
         is_finite &= are_finite(v);
         weights[index] = sum_of_squares(p);
         directions[index] = sum_of_squares(direction);
@@ -132,30 +135,38 @@ fn measure(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], decay: f32, s: &S
 }
 
 #[inline(never)]
-fn advance(p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32], direction: &mut [f32], decay: f32, s: &Scalars) {
+fn update_moments(
+    p: &[f32],
+    g: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    direction: &mut [f32],
+    decay: f32,
+    s: &LambScalars,
+) {
     for ((((p, g), m), v), direction) in p.iter().zip(g).zip(m).zip(v).zip(direction) {
         let grad = *g * s.scale;
         *m = *m * s.beta1 + grad * s.one_minus_beta1;
         *v = *v * s.beta2 + grad * grad * s.one_minus_beta2;
-        *direction = directed(*p, *m, *v, decay, s);
+        *direction = direction_of(*p, *m, *v, decay, s);
     }
 }
 
 #[inline(never)]
-fn direct(p: &[f32], m: &[f32], v: &[f32], direction: &mut [f32], decay: f32, s: &Scalars) {
+fn compute_direction(p: &[f32], m: &[f32], v: &[f32], direction: &mut [f32], decay: f32, s: &LambScalars) {
     for (((p, m), v), direction) in p.iter().zip(m).zip(v).zip(direction) {
-        *direction = directed(*p, *m, *v, decay, s);
+        *direction = direction_of(*p, *m, *v, decay, s);
     }
 }
 
 #[inline(always)]
-fn directed(p: f32, m: f32, v: f32, decay: f32, s: &Scalars) -> f32 {
+fn direction_of(p: f32, m: f32, v: f32, decay: f32, s: &LambScalars) -> f32 {
     let denominator = v.sqrt() * s.inverse_bias2_sqrt + s.eps;
     m * s.inverse_bias1 / denominator + p * decay
 }
 
 #[inline(never)]
-fn descend(p: &mut [f32], direction: &[f32], rate: f32) {
+fn apply(p: &mut [f32], direction: &[f32], rate: f32) {
     for (p, direction) in p.iter_mut().zip(direction) {
         *p -= rate * *direction;
     }

@@ -1,8 +1,8 @@
 //! The optimizer: one step over ranges of the flat buffers, and its state for checkpoints.
 //!
-//! It owns the moments, never the parameters or gradients. It does not clip, schedule or reduce: the
-//! trainer passes the clip factor and the learning rate of the update. Element-wise rules are loops in
-//! `kernel.rs`; LAMB and Adafactor, which measure whole parameters, have files of their own.
+//! It owns the moments, not the parameters or gradients. It does not clip, schedule or reduce: the
+//! trainer passes the clip factor and the learning rate of the update. The element-wise rules are
+//! loops in `kernel.rs`. LAMB and Adafactor need norms of whole parameters and have separate files.
 
 mod adafactor;
 mod config;
@@ -27,23 +27,23 @@ use sweep::Sweep;
 
 /// An update rule with its moments, over a whole [`Layout`].
 ///
-/// Steps are bit-identical for any number of threads, any allowed split into ranges and any instruction set.
-/// Threads are those of the rayon pool the caller is in.
+/// Steps are bit-identical for any number of threads, any allowed split into ranges and any
+/// instruction set. It uses the rayon pool of the caller.
 #[derive(Debug)]
 pub struct Optimizer {
     config: OptimizerConfig,
     decay: DecayMap,
     moments: Moments,
     steps: u64,
-    /// `beta^steps`, multiplied up step by step: `powf` may differ between platforms, and replicas
-    /// with different last bits drift apart.
+    /// `beta^steps`, updated by one multiplication per step: `powf` may differ between platforms,
+    /// and replicas with different last bits would drift apart.
     beta_powers: [f64; 2],
-    /// Whether all that was written since `begin_step` is.
+    /// Whether all values written since `begin_step` are finite.
     is_finite: bool,
 }
 
 impl Optimizer {
-    /// An optimizer before its first step; hyper-parameters out of range are refused.
+    /// An optimizer before its first step. Refuses hyper-parameters that are out of range.
     pub fn new(config: &OptimizerConfig, layout: &Layout) -> Result<Optimizer, OptimError> {
         config.validate()?;
         let moments = Moments::new(config, || Pieces::new(layout), layout.len());
@@ -57,7 +57,7 @@ impl Optimizer {
         })
     }
 
-    /// One update of the whole layout: `gradients * scale` is applied to `parameters` at rate `lr`.
+    /// One update of the whole layout: applies `gradients * scale` to `parameters` with rate `lr`.
     ///
     /// # Panics
     /// If a buffer is not as long as the layout.
@@ -66,8 +66,8 @@ impl Optimizer {
         self.step_range(0..self.decay.len(), parameters, gradients, scale, lr);
     }
 
-    /// Opens an update: advances the step count and the bias corrections. Once per update, before its
-    /// ranges, on every rank, also on one that owns no range.
+    /// Begins an update: advances the step count and the bias corrections. Call it once per update,
+    /// before its ranges, on every rank, also on ranks without a range.
     pub fn begin_step(&mut self) {
         self.steps += 1;
         self.is_finite = true;
@@ -78,13 +78,13 @@ impl Optimizer {
 
     /// Updates the elements `range` of the layout; the buffers hold those elements only.
     ///
-    /// The ranges of one update may come in any order, but must not overlap, and all take the same `scale`
-    /// and `lr`. They may cut parameters anywhere, except for LAMB and Adafactor, which measure parameters
-    /// as wholes: there a range begins and ends where a parameter does.
+    /// The ranges of one update may come in any order, but must not overlap, and all take the same
+    /// `scale` and `lr`. They may cut parameters anywhere, except for LAMB and Adafactor, which
+    /// need whole parameters: there a range must begin and end at parameter boundaries.
     ///
     /// # Panics
-    /// If the range leaves the layout or cuts what must be whole, a buffer is not as long as the range, or
-    /// no update was begun.
+    /// If the range exceeds the layout or cuts a parameter that must be whole, a buffer is not as
+    /// long as the range, or `begin_step` was never called.
     pub fn step_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &[f32], scale: f32, lr: f32) {
         assert!(self.steps > 0, "step_range before the first begin_step");
         let len = self.decay.len();
@@ -119,14 +119,14 @@ impl Optimizer {
                 })
             }
             Moments::Lamb { pieces, exp_avg, exp_avg_sq } => {
-                let lamb = lamb::Scalars::new(config, self.beta_powers, scale, lr);
+                let lamb = lamb::LambScalars::new(config, self.beta_powers, scale, lr);
                 pieces.parts(&range).into_iter().fold(true, |is_finite, part| {
                     let (p, g) = part_of(&part, range.start, parameters, gradients);
                     is_finite & lamb::step(pieces, &part, p, g, [exp_avg, exp_avg_sq], &lamb)
                 })
             }
             Moments::Adafactor { pieces, moments } => {
-                let adafactor = adafactor::Scalars::new(config, self.steps, scale, lr);
+                let adafactor = adafactor::AdafactorScalars::new(config, self.steps, scale, lr);
                 let is_finite = pieces.parts(&range).into_iter().fold(true, |is_finite, part| {
                     let (p, g) = part_of(&part, range.start, parameters, gradients);
                     is_finite & adafactor::step(pieces, &part, p, g, moments, &adafactor)
@@ -136,30 +136,31 @@ impl Optimizer {
         };
     }
 
-    /// Whether all parameters and moments that the last update wrote are finite. Checked in the same pass; true
-    /// before the first update.
+    /// Whether all parameters and moments that the last update wrote are finite. Checked in the
+    /// same pass; true before the first update.
     pub fn is_finite(&self) -> bool {
         self.is_finite
     }
 
-    /// The learning rate of the `step`-th update, counted from 1, where the optimizer makes its own:
-    /// Adafactor with `relative_step`. The caller passes it to the step in place of a schedule's.
+    /// The learning rate of the `step`-th update, counted from 1, if the optimizer computes its
+    /// own: Adafactor with `relative_step`. The caller passes it to the step instead of a
+    /// schedule's rate.
     pub fn relative_rate(&self, step: u64) -> Option<f64> {
         self.config.relative_step().then(|| adafactor::relative_rate(&self.config, step))
     }
 
-    /// Updates applied since the start of training, resumed ones counted.
+    /// The number of updates since the start of training, including those before a resume.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The hyper-parameters in use.
+    /// The hyper-parameters.
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }
 }
 
-/// The elements `part` of the layout in buffers that begin with element `start`.
+/// The elements `part` of the layout, in buffers that begin at element `start`.
 fn part_of<'a>(
     part: &Range<usize>,
     start: usize,

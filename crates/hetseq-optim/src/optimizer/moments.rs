@@ -1,7 +1,9 @@
-//! What an optimizer remembers of past gradients, zero before the first step, and what its parts are called.
+//! The moments of each optimizer and their names in checkpoints. All are zero before the first
+//! step.
 
 use super::{OptimizerConfig, OptimizerName, adafactor, pieces::Pieces};
 
+/// The moments of one optimizer.
 #[derive(Debug)]
 pub(super) enum Moments {
     None,
@@ -9,7 +11,7 @@ pub(super) enum Moments {
     Adam { exp_avg: Vec<f32>, exp_avg_sq: Vec<f32> },
     Adadelta { square_avg: Vec<f32>, acc_delta: Vec<f32> },
     Lamb { pieces: Pieces, exp_avg: Vec<f32>, exp_avg_sq: Vec<f32> },
-    Adafactor { pieces: Pieces, moments: adafactor::Moments },
+    Adafactor { pieces: Pieces, moments: adafactor::AdafactorMoments },
 }
 
 impl Moments {
@@ -23,13 +25,13 @@ impl Moments {
             OptimizerName::Lamb => Moments::Lamb { pieces: pieces(), exp_avg: zeros(), exp_avg_sq: zeros() },
             OptimizerName::Adafactor => {
                 let pieces = pieces();
-                Moments::Adafactor { moments: adafactor::Moments::new(config, &pieces.tensors), pieces }
+                Moments::Adafactor { moments: adafactor::AdafactorMoments::new(config, &pieces.tensors), pieces }
             }
         }
     }
 }
 
-// Names are PyTorch's.
+// The names are PyTorch's.
 const MOMENTUM: &str = "momentum_buffer";
 const FIRST: &str = "exp_avg";
 const SECOND: &str = "exp_avg_sq";
@@ -39,7 +41,7 @@ const SQUARES: &str = "square_avg";
 const STEPS: &str = "acc_delta";
 
 impl Moments {
-    /// Everything that a checkpoint must hold.
+    /// The named buffers that a checkpoint must hold.
     pub(super) fn slots(&self) -> Vec<(&'static str, &Vec<f32>)> {
         match self {
             Moments::None => Vec::new(),
@@ -55,13 +57,13 @@ impl Moments {
                     (SECOND_COLS, &m.exp_avg_sq_col),
                     (SECOND, &m.exp_avg_sq),
                 ];
-                // Which of these there are depends on the settings and on the model.
+                // The settings and the model determine which of these exist.
                 slots.into_iter().filter(|(_, values)| !values.is_empty()).collect()
             }
         }
     }
 
-    /// The same to be written to; lengths must stay as they are.
+    /// The same, mutable; lengths must not change.
     pub(super) fn slots_mut(&mut self) -> Vec<(&'static str, &mut Vec<f32>)> {
         match self {
             Moments::None => Vec::new(),

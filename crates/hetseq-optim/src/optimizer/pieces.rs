@@ -1,19 +1,21 @@
-//! Whole parameters cut into pieces for threads, with sums over each parameter in a fixed order.
+//! Cuts parameters into pieces for threads, with sums over each parameter in a fixed order. Used by
+//! LAMB and Adafactor; the element-wise rules do not need parameter boundaries.
 //!
-//! LAMB and Adafactor scale a step by norms of single parameters. A norm is summed in `f64` over chunks
-//! of 4,096 elements, counted from the parameter's first one, and the chunk sums are added in order: as
-//! the global norm is, and equal to it. Pieces consist of whole chunks, so that threads only decide who
-//! sums a chunk. Not used by the element-wise rules, for which parameters have no borders.
+//! LAMB and Adafactor scale a step by norms of single parameters. A norm is summed in `f64` over
+//! chunks of 4,096 elements from the start of the parameter, and the chunk sums are added in order.
+//! This is the order of the global norm, and the result is equal. Pieces consist of whole chunks,
+//! so threads do not change the order of additions.
 
 use std::ops::Range;
 
 use crate::norm::{CHUNK, sum_of_squares};
 use crate::{Layout, decays};
 
-/// Chunks in a piece: 128 KiB of each stream, as for the element-wise rules.
+/// Chunks per piece: 128 KiB of each stream, as for the element-wise rules.
 const CHUNKS: usize = 8;
 
-/// Elements in a part, at least: 1 MiB of each stream, enough to keep several threads busy.
+/// The smallest number of elements in a part: 1 MiB of each stream, enough work for several
+/// threads.
 const PART: usize = 256 * 1024;
 
 /// One sum per chunk of a piece; 0 where a piece is shorter.
@@ -32,12 +34,12 @@ pub(super) struct Tensor {
 pub(super) struct Piece {
     /// Position in [`Pieces::tensors`].
     pub(super) tensor: usize,
-    /// In the flat layout.
+    /// The range in the flat layout.
     pub(super) range: Range<usize>,
 }
 
 impl Piece {
-    /// Its part of a buffer that begins at element `start` of the layout.
+    /// The elements of this piece in a buffer that begins at element `start` of the layout.
     pub(super) fn of<'a>(&self, buffer: &'a [f32], start: usize) -> &'a [f32] {
         &buffer[self.range.start - start..self.range.end - start]
     }
@@ -70,15 +72,15 @@ impl Pieces {
     /// # Panics
     /// If the range cuts a parameter.
     pub(super) fn within(&self, range: &Range<usize>) -> &[Piece] {
-        let is_border = |at: usize| self.tensors.iter().all(|t| at <= t.range.start || at >= t.range.end);
-        assert!(is_border(range.start) && is_border(range.end), "{range:?} cuts a parameter in two");
+        let is_boundary = |at: usize| self.tensors.iter().all(|t| at <= t.range.start || at >= t.range.end);
+        assert!(is_boundary(range.start) && is_boundary(range.end), "{range:?} cuts a parameter in two");
         let first = self.pieces.partition_point(|piece| piece.range.start < range.start);
         let last = self.pieces.partition_point(|piece| piece.range.end <= range.end);
         &self.pieces[first..last]
     }
 
-    /// `range` in parts of whole parameters, to be stepped one after the other: the second pass over a part then finds
-    /// it in the cache. Without influence on the result.
+    /// Splits `range` into parts of whole parameters, which are stepped one after the other, so
+    /// that the second pass over a part finds it in the cache. Does not affect the result.
     pub(super) fn parts(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let mut parts = Vec::new();
         let mut start = range.start;
@@ -92,18 +94,18 @@ impl Pieces {
         parts
     }
 
-    /// The sum over each parameter; 0 for those that have no pieces in `pieces`.
+    /// The sum over each parameter; 0 for parameters without pieces in `pieces`.
     pub(super) fn totals(&self, pieces: &[Piece], sums: impl Iterator<Item = ChunkSums>) -> Vec<f64> {
         let mut totals = vec![0.0; self.tensors.len()];
         for (piece, sums) in pieces.iter().zip(sums) {
-            // Missing chunks are 0, and adding that changes no bit.
+            // Missing chunks are 0; adding 0 changes no bit.
             totals[piece.tensor] = sums.iter().fold(totals[piece.tensor], |total, sum| total + sum);
         }
         totals
     }
 }
 
-/// `data` in parts of the given lengths; what they do not cover is left out.
+/// Cuts `data` into parts of the given lengths; the rest is left out.
 pub(super) fn cut<T>(mut data: &mut [T], lengths: impl Iterator<Item = usize>) -> Vec<&mut [T]> {
     let mut take = |length: usize| {
         let (part, rest) = std::mem::take(&mut data).split_at_mut(length);
@@ -113,19 +115,19 @@ pub(super) fn cut<T>(mut data: &mut [T], lengths: impl Iterator<Item = usize>) -
     lengths.map(&mut take).collect()
 }
 
-/// A chunk's worth of scratch on the stack.
+/// A buffer of one chunk on the stack.
 pub(super) type Scratch = [f32; CHUNK];
 
 pub(super) fn scratch() -> Scratch {
     [0.0; CHUNK]
 }
 
-/// The ranges of a piece's chunks, counted from its start.
+/// The ranges of a piece's chunks, relative to its start.
 pub(super) fn chunks(length: usize) -> impl Iterator<Item = Range<usize>> {
     (0..length).step_by(CHUNK).map(move |at| at..length.min(at + CHUNK))
 }
 
-/// Sums of squares of each chunk of a piece.
+/// The sum of squares of each chunk of a piece.
 pub(super) fn squares(values: &[f32]) -> ChunkSums {
     let mut sums = [0.0; CHUNKS];
     for (sum, chunk) in sums.iter_mut().zip(values.chunks(CHUNK)) {
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_is_summed_as_the_global_norm_is() {
+    fn the_norm_of_a_parameter_equals_its_global_norm() {
         let sizes = [5, 0, 4096, 32 * 1024, 100_003];
         let pieces = pieces(&sizes);
         let len = sizes.iter().sum();

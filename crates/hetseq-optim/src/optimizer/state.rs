@@ -1,6 +1,6 @@
-//! The optimizer's state as named slices and scalars, out and back in, for exact resume.
+//! Saves and restores the optimizer's state as named slices and scalars, for exact resume.
 //!
-//! Names are PyTorch's. How they are stored is the checkpoint's business; the scalars must come back
+//! The names are PyTorch's. The checkpoint decides how to store them; it must return the scalars
 //! with the same bits.
 
 use std::collections::BTreeMap;
@@ -11,14 +11,15 @@ use crate::{OptimError, OptimizerName};
 const STEP: &str = "step";
 const POWERS: [&str; 2] = ["beta1_power", "beta2_power"];
 
-/// Steps are stored as `f64`, which counts exactly up to here.
+/// Steps are stored as `f64`, which is exact up to this number.
 const MAX_STEPS: f64 = 9_007_199_254_740_992.0;
 
 impl Optimizer {
-    /// The moments by name: `momentum_buffer` for SGD with momentum, `exp_avg` and `exp_avg_sq` for Adam,
-    /// AdamW and LAMB, `square_avg` and `acc_delta` for Adadelta, none for plain SGD; each as long as the
-    /// layout. Adafactor has `exp_avg_sq_row` and `exp_avg_sq_col` of parameters with two or more dimensions,
-    /// one after the other, `exp_avg_sq` of the others, and `exp_avg` with `beta1`.
+    /// The moments by name: `momentum_buffer` for SGD with momentum, `exp_avg` and `exp_avg_sq` for
+    /// Adam, AdamW and LAMB, `square_avg` and `acc_delta` for Adadelta, none for plain SGD. Each is
+    /// as long as the layout. Adafactor has `exp_avg_sq_row` and `exp_avg_sq_col` for parameters
+    /// with two or more dimensions, one parameter after the other, `exp_avg_sq` for the others, and
+    /// `exp_avg` with `beta1`.
     pub fn state(&self) -> Vec<(String, &[f32])> {
         self.moments.slots().into_iter().map(|(name, values)| (name.to_owned(), &values[..])).collect()
     }
@@ -32,8 +33,8 @@ impl Optimizer {
         scalars
     }
 
-    /// Takes over what [`state`](Self::state) and [`scalars`](Self::scalars) gave, in any order; later
-    /// steps are then bit for bit those of the run that was saved. On an error nothing has changed.
+    /// Restores the results of [`state`](Self::state) and [`scalars`](Self::scalars), in any order.
+    /// Later steps are bit-identical to those of the saved run. On an error nothing changes.
     pub fn restore(
         &mut self,
         slots: Vec<(String, Vec<f32>)>,
@@ -69,12 +70,12 @@ impl Optimizer {
 
         let step = value(STEP)?;
         if !((0.0..=MAX_STEPS).contains(&step) && step.fract() == 0.0) {
-            return refuse(STEP, step, "a whole number of updates");
+            return refuse(STEP, step, "an integer that is not negative");
         }
         let mut beta_powers = [1.0; 2];
         for (power, name) in beta_powers.iter_mut().zip(powers) {
             *power = value(name)?;
-            // A power of 1 after a step would divide by a bias correction of 0.
+            // A power of 1 after a step would give a bias correction of 0, which is a divisor.
             let fits = if step == 0.0 { *power == 1.0 } else { (0.0..1.0).contains(power) };
             if !fits {
                 let rule = "1 before the first update, and at least 0 and below 1 after it";
@@ -84,7 +85,7 @@ impl Optimizer {
         Ok((step as u64, beta_powers))
     }
 
-    /// Exactly the slots in use, by name.
+    /// Checks that the slots are exactly those of this optimizer, and returns them by name.
     fn checked_slots(&self, slots: Vec<(String, Vec<f32>)>) -> Result<BTreeMap<String, Vec<f32>>, OptimError> {
         let lengths: BTreeMap<&str, usize> = self.moments.slots().into_iter().map(|(n, v)| (n, v.len())).collect();
         let mut found = BTreeMap::new();

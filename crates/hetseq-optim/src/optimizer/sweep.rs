@@ -1,22 +1,24 @@
-//! One pass of an element-wise rule over a range of the layout, by all threads.
+//! One parallel pass of an element-wise rule over a range of the layout. Called by the optimizer's
+//! step.
 
 use rayon::prelude::*;
 
 use super::decay::DecayMap;
 
-/// Elements given to a thread at a time: 128 KiB of each stream, four of which fit a 1 MiB
-/// second-level cache. It has no influence on the result, which is element by element.
+/// Elements per task: 128 KiB of each stream; four streams fit into a 1 MiB second-level cache.
+/// Does not affect the result, which is computed per element.
 const CHUNK: usize = 32 * 1024;
 
+/// A pass over buffers that hold a range of the layout.
 pub(super) struct Sweep<'a> {
     pub(super) decay: &'a DecayMap,
-    /// The element of the layout that the buffers begin with.
+    /// The element of the layout at which the buffers begin.
     pub(super) start: usize,
 }
 
 impl Sweep<'_> {
-    /// Calls `kernel` with stretches of parameters, gradients and moments, and whether they decay. It tells whether all it wrote
-    /// is finite, and so does this.
+    /// Calls `kernel` with ranges of parameters, gradients and moments, and whether they decay.
+    /// Each call returns whether all values that it wrote are finite; this returns whether all are.
     pub(super) fn run<const N: usize>(
         &self,
         parameters: &mut [f32],

@@ -1,5 +1,5 @@
-//! What holds for every optimizer: threads, ranges and resuming change no bit; mistakes are named.
-//! That the numbers are PyTorch's is tested in `tests/golden`.
+//! Properties of all optimizers: threads, ranges and resuming change no bit, and mistakes are
+//! named. `tests/golden` compares the numbers with PyTorch's.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Every update rule with every option that takes another path through the code.
+/// Every update rule, with every option that uses another code path.
 fn configs() -> Vec<OptimizerConfig> {
     let base = OptimizerConfig { weight_decay: 0.01, ..OptimizerConfig::default() };
     let named = |name| OptimizerConfig { name, ..base.clone() };
@@ -26,10 +26,11 @@ fn configs() -> Vec<OptimizerConfig> {
     ]
 }
 
-/// The first of `configs` that measures whole parameters.
-const FIRST_OF_WHOLES: usize = 6;
+/// The first of `configs` that needs whole parameters.
+const FIRST_WITH_WHOLE_PARAMETERS: usize = 6;
 
-/// Several chunks long, with parameter borders inside chunks and chunk borders inside parameters.
+/// Several chunks long, with parameter boundaries inside chunks and chunk boundaries inside
+/// parameters.
 fn layout() -> Layout {
     let shapes: [(&str, &[usize]); 8] = [
         ("embed.weight", &[300, 100]),
@@ -62,7 +63,7 @@ fn owned_state(optimizer: &Optimizer) -> Vec<(String, Vec<f32>)> {
     state.map(|(name, s)| (name, s.to_vec())).collect()
 }
 
-/// Parameters and moments after some steps.
+/// Applies some steps to the parameters.
 fn train(optimizer: &mut Optimizer, parameters: &mut [f32], updates: Range<u32>) {
     for update in updates {
         let gradients = noise(parameters.len(), 100 + update);
@@ -91,9 +92,9 @@ fn the_number_of_threads_changes_no_bit() {
     }
 }
 
-/// Machines of one run must agree to the last bit, whatever their instruction set: these are recorded on x86-64.
+/// All machines of a run must give the same bits, with any instruction set. Recorded on x86-64.
 #[test]
-fn the_bits_are_those_recorded() {
+fn the_bits_match_the_recorded_ones() {
     let layout = layout();
     let recorded: [u64; 10] = [
         0xcade_eabe_6c7b_44b6,
@@ -128,7 +129,7 @@ proptest! {
     ) {
         let (config, layout) = (&configs()[which], layout());
         let len = layout.len();
-        if which >= FIRST_OF_WHOLES {
+        if which >= FIRST_WITH_WHOLE_PARAMETERS {
             let starts: Vec<usize> = layout.entries().iter().map(|entry| entry.range.start).collect();
             cuts.iter_mut().for_each(|cut| *cut = starts[*cut % starts.len()]);
         }
@@ -154,24 +155,24 @@ proptest! {
 }
 
 #[test]
-fn a_resumed_run_goes_on_bit_for_bit() {
+fn a_resumed_run_continues_bit_for_bit() {
     let layout = layout();
     for config in configs() {
-        let mut through = Optimizer::new(&config, &layout).unwrap();
+        let mut uninterrupted = Optimizer::new(&config, &layout).unwrap();
         let mut expected = noise(layout.len(), 1);
-        train(&mut through, &mut expected, 0..3);
+        train(&mut uninterrupted, &mut expected, 0..3);
 
         let mut found = expected.clone();
         let mut resumed = Optimizer::new(&config, &layout).unwrap();
-        let mut slots = owned_state(&through);
+        let mut slots = owned_state(&uninterrupted);
         slots.reverse();
-        resumed.restore(slots, through.scalars()).unwrap();
+        resumed.restore(slots, uninterrupted.scalars()).unwrap();
 
-        train(&mut through, &mut expected, 3..6);
+        train(&mut uninterrupted, &mut expected, 3..6);
         train(&mut resumed, &mut found, 3..6);
         assert_eq!(bits(&found), bits(&expected), "{config:?}");
         assert_eq!(resumed.steps(), 6);
-        assert_eq!(resumed.scalars(), through.scalars());
+        assert_eq!(resumed.scalars(), uninterrupted.scalars());
     }
 }
 
@@ -208,7 +209,7 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
         ("step", 1.5),
         ("step", -1.0),
         ("step", f64::NAN),
-        ("step", 0.0), // with powers that say otherwise
+        ("step", 0.0), // contradicts the powers
         ("beta1_power", 1.0),
         ("beta2_power", f64::NAN),
     ] {
@@ -227,7 +228,7 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_change_of_optimizer_is_told() {
+fn a_change_of_optimizer_is_refused() {
     let layout = layout();
     let [plain, _, momentum, adam, _, adadelta, _, _, adafactor, averaged] = configs().try_into().unwrap();
     for (from, to) in [
@@ -262,7 +263,7 @@ fn only_weights_are_decayed() {
 }
 
 #[test]
-fn adafactor_keeps_rows_and_columns() {
+fn adafactor_stores_rows_and_columns() {
     let layout = layout();
     let config = OptimizerConfig { name: OptimizerName::Adafactor, ..OptimizerConfig::default() };
     let optimizer = Optimizer::new(&config, &layout).unwrap();
@@ -276,7 +277,7 @@ fn adafactor_keeps_rows_and_columns() {
 }
 
 #[test]
-fn adafactor_makes_its_own_rate_unless_told_not_to() {
+fn adafactor_computes_its_rate_unless_disabled() {
     let layout = Layout::new([("w".to_owned(), vec![1])]).unwrap();
     let rate = |text: &str, step| {
         let config: OptimizerConfig = toml::from_str(text).unwrap();
@@ -291,7 +292,7 @@ fn adafactor_makes_its_own_rate_unless_told_not_to() {
 
 #[test]
 fn long_runs_keep_adam_finite() {
-    // The powers underflow; the bias corrections must end at exactly 1.
+    // The powers underflow; the bias corrections must become exactly 1.
     let layout = Layout::new([("w".to_owned(), vec![1, 1])]).unwrap();
     let config = OptimizerConfig { betas: [0.5, 0.9], ..OptimizerConfig::default() };
     let mut optimizer = Optimizer::new(&config, &layout).unwrap();
@@ -304,7 +305,7 @@ fn long_runs_keep_adam_finite() {
 }
 
 #[test]
-fn an_empty_layout_steps() {
+fn an_empty_layout_can_be_stepped() {
     let layout = Layout::new([]).unwrap();
     let mut optimizer = Optimizer::new(&OptimizerConfig::default(), &layout).unwrap();
     optimizer.step(&mut [], &[], 1.0, 0.1);
@@ -313,24 +314,24 @@ fn an_empty_layout_steps() {
 
 #[test]
 #[should_panic(expected = "gradients for 0..4")]
-fn buffers_must_fit_the_layout() {
+fn a_buffer_of_the_wrong_length_panics() {
     let layout = Layout::new([("w".to_owned(), vec![4])]).unwrap();
     let mut optimizer = Optimizer::new(&OptimizerConfig::default(), &layout).unwrap();
     optimizer.step(&mut [0.0; 4], &[0.0; 3], 1.0, 0.1);
 }
 
 #[test]
-fn an_update_tells_whether_all_it_wrote_is_finite() {
+fn values_that_are_not_finite_are_reported() {
     let layout = layout();
     for config in configs() {
-        // In a matrix, in a vector and at the end.
+        // In a matrix, in a vector, and at the end.
         for at in [31_000, 30_050, layout.len() - 1] {
             let mut optimizer = Optimizer::new(&config, &layout).unwrap();
             let mut parameters = noise(layout.len(), 1);
             train(&mut optimizer, &mut parameters, 0..2);
             assert!(optimizer.is_finite(), "{config:?}");
             let mut gradients = noise(layout.len(), 9);
-            // Its square, or its product with the rate, is beyond f32.
+            // Its square, or its product with the rate, overflows f32.
             gradients[at] = 3e38;
             optimizer.step(&mut parameters, &gradients, 1.0, 1e3);
             let slots = optimizer.state();

@@ -1,4 +1,4 @@
-//! What holds for the curves; that their numbers are those of transformers is tested in `tests/golden`.
+//! Properties of the schedules. `tests/golden` compares the numbers with those of transformers.
 
 use super::*;
 
@@ -23,7 +23,7 @@ const KINDS: [ScheduleKind; 5] = [
     ScheduleKind::Epochs,
 ];
 
-/// Of a run with one rate, in its first epoch.
+/// The learning rate of a run with one rate, in its first epoch.
 fn lr(config: &ScheduleConfig, base_lr: f64, total_updates: u64, update: u64) -> f64 {
     super::lr(config, &BaseRate::Constant(base_lr), total_updates, Position { update, epoch: 0 })
 }
@@ -64,7 +64,7 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn warm_up_rises_from_zero_and_meets_the_base_rate() {
+fn warm_up_rises_from_zero_to_the_base_rate() {
     for kind in KINDS {
         let config = schedule(kind, 4);
         let rates: Vec<_> = (0..5).map(|u| lr(&config, 2.0, 100, u)).collect();
@@ -74,13 +74,13 @@ fn warm_up_rises_from_zero_and_meets_the_base_rate() {
 }
 
 #[test]
-fn after_the_end_the_rate_stays() {
+fn the_rate_is_constant_after_the_end() {
     for kind in [ScheduleKind::Polynomial, ScheduleKind::Cosine] {
         let config = ScheduleConfig { end_lr: 0.25, ..schedule(kind, 2) };
         for update in [10, 11, 19, u64::MAX] {
             assert_eq!(lr(&config, 1.0, 10, update), 0.25, "{kind:?} {update}");
         }
-        // No room for decay: warm-up runs as written, then the end value.
+        // No updates left for decay: the full warm-up, then the end value.
         for (total, update, rate) in [(2, 1, 0.5), (2, 2, 0.25), (1, 1, 0.5), (0, 7, 0.25)] {
             assert_eq!(lr(&config, 1.0, total, update), rate, "{kind:?} {total}");
         }
@@ -90,7 +90,7 @@ fn after_the_end_the_rate_stays() {
 }
 
 #[test]
-fn decay_never_rises_and_never_passes_the_end() {
+fn decay_never_rises_and_stays_above_the_end() {
     for kind in KINDS {
         let config = ScheduleConfig { end_lr: 1e-3, ..schedule(kind, 7) };
         let rates: Vec<_> = (7..300).map(|u| lr(&config, 0.1, 200, u)).collect();
@@ -99,7 +99,7 @@ fn decay_never_rises_and_never_passes_the_end() {
     }
 }
 
-/// The rates of epochs 1 to 6, well after warm-up.
+/// The rates of epochs 1 to 6, after warm-up.
 fn by_epoch(config: &ScheduleConfig, rates: &[f64]) -> Vec<f64> {
     let base = BaseRate::PerEpoch(rates.to_vec());
     config.validate(&base).unwrap();
@@ -107,22 +107,22 @@ fn by_epoch(config: &ScheduleConfig, rates: &[f64]) -> Vec<f64> {
 }
 
 #[test]
-fn each_epoch_has_its_rate_and_later_ones_the_last() {
+fn each_epoch_has_its_rate_and_later_epochs_the_last() {
     let epochs = schedule(ScheduleKind::Epochs, 0);
     assert_eq!(by_epoch(&epochs, &[0.25, 0.1, 0.05]), [0.25, 0.1, 0.05, 0.05, 0.05, 0.05]);
     let shrinking = ScheduleConfig { shrink: Some(0.5), ..epochs };
     assert_eq!(by_epoch(&shrinking, &[4.0, 2.0]), [4.0, 2.0, 1.0, 0.5, 0.25, 0.125]);
-    // As `--lr 4,2 --force-anneal 5 --lr-shrink 0.5`.
+    // Same as `--lr 4,2 --force-anneal 5 --lr-shrink 0.5`.
     let later = ScheduleConfig { shrink_from_epoch: Some(5), ..shrinking };
     assert_eq!(by_epoch(&later, &[4.0, 2.0]), [4.0, 2.0, 2.0, 2.0, 1.0, 0.5]);
     let base = BaseRate::Constant(4.0);
     assert_eq!(super::lr(&shrinking, &base, 9, Position { update: 0, epoch: 2 }), 1.0);
-    // Far beyond any run the rate is still a number.
+    // The rate is finite even far beyond any run.
     assert_eq!(super::lr(&shrinking, &base, 9, Position { update: 0, epoch: u64::MAX }), 0.0);
 }
 
 #[test]
-fn warm_up_leads_to_the_rate_of_the_epoch() {
+fn warm_up_ends_at_the_rate_of_the_epoch() {
     let config = schedule(ScheduleKind::Epochs, 4);
     let base = BaseRate::PerEpoch(vec![2.0, 1.0]);
     let at = [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)];
@@ -147,7 +147,7 @@ fn a_rate_is_a_number_or_a_list() {
 }
 
 #[test]
-fn settings_without_effect_or_meaning_are_refused() {
+fn invalid_settings_and_settings_without_effect_are_refused() {
     let base = ScheduleConfig::default();
     assert_eq!(base.validate(&BaseRate::Constant(0.1)), Ok(()));
     let cosine = ScheduleConfig { kind: ScheduleKind::Cosine, ..base };

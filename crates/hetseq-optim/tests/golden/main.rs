@@ -1,4 +1,4 @@
-//! Golden tests: the numbers that PyTorch and transformers gave, recorded by `scripts/record-fixtures`.
+//! Golden tests against results of PyTorch and transformers, recorded by `scripts/record-fixtures`.
 
 mod optimizers;
 mod schedules;

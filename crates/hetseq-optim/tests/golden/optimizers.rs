@@ -1,5 +1,5 @@
-//! Every optimizer against `torch.optim`, `timm.optim.Lamb` and `transformers.optimization.Adafactor`: twenty steps, with
-//! and without decay and clipping.
+//! Every optimizer against `torch.optim`, `timm.optim.Lamb` and
+//! `transformers.optimization.Adafactor`: twenty steps, with and without weight decay and clipping.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use serde::Deserialize;
 const FIXTURE: &str = include_str!("../fixtures/optimizers.json");
 
 /// Single precision rounds each operation by up to 6e-8 of its result. PyTorch fuses some
-/// multiplications with additions, takes the learning rate in f64 and the norm in f32; we do none of
-/// these, so single steps differ in the last bit, and twenty add up to a few of those.
+/// multiplications with additions and uses f64 for the learning rate and f32 for the norm. This
+/// crate does none of these, so single steps differ in the last bit, and twenty steps in a few
+/// bits.
 const RELATIVE: f64 = 1e-6;
-/// For values that cancelled to nearly 0, where a relative bound has no meaning.
+/// For values near 0 after cancellation, where a relative bound has no meaning.
 const ABSOLUTE: f64 = 1e-7;
 const SQUARES: [&str; 3] = ["exp_avg_sq", "square_avg", "acc_delta"];
 
@@ -28,14 +29,14 @@ struct Case {
     lr: f32,
     max_norm: Option<f64>,
     shapes: Vec<(String, Vec<usize>)>,
-    /// Of the elements, each so-manieth is recorded.
+    /// Every `stride`-th element is recorded.
     stride: usize,
     config: OptimizerConfig,
     after: BTreeMap<u64, Vec<f32>>,
     state: BTreeMap<String, Vec<f32>>,
 }
 
-/// The inputs, as `Stream` in `scripts/fixtures/stream.py` makes them; all values are exact in f32.
+/// The inputs, the same as `Stream` in `scripts/fixtures/stream.py`; all values are exact in f32.
 struct Stream(u32);
 
 impl Stream {
@@ -59,7 +60,7 @@ fn assert_close(found: &[f32], expected: &[f32], stride: usize, what: &str) {
     assert_eq!(found.len().div_ceil(stride), expected.len(), "{what}");
     for (i, (f, e)) in found.iter().step_by(stride).zip(expected).enumerate() {
         let (f, e) = (f64::from(*f), f64::from(*e));
-        // Squares do not cancel: their running means are compared by the relative bound alone.
+        // Squares do not cancel, so their running means use the relative bound only.
         let is_square = SQUARES.iter().any(|slot| what.contains(slot));
         let absolute = if is_square { 0.0 } else { ABSOLUTE };
         let close = (f - e).abs() <= absolute + RELATIVE * e.abs();
@@ -68,7 +69,7 @@ fn assert_close(found: &[f32], expected: &[f32], stride: usize, what: &str) {
 }
 
 #[test]
-fn optimizers_equal_their_models() {
+fn optimizers_equal_their_references() {
     let fixture: Fixture = serde_json::from_str(FIXTURE).unwrap();
     let mut clipped = 0;
     for case in &fixture.cases {
@@ -96,6 +97,6 @@ fn optimizers_equal_their_models() {
         }
     }
     assert_eq!(fixture.cases.len(), 31);
-    // Seven cases clip every step, one some of its steps.
+    // Seven cases clip every step; one clips some of its steps.
     assert!((141..160).contains(&clipped), "{clipped}");
 }

@@ -6,8 +6,9 @@ use serde::Deserialize;
 const FIXTURE: &str = include_str!("../fixtures/schedules.json");
 
 const RELATIVE: f64 = 1e-12;
-/// Of the base rate: near its end the cosine is `1 + cos` close to -1, where the last bit of the cosine
-/// is all there is of the result; two correct libraries may differ in it.
+/// Relative to the base rate. Near its end the cosine schedule is `1 + cos` with a cosine close to
+/// -1: the result consists of the last bit of the cosine, in which two correct libraries may
+/// differ.
 const CANCELLATION: f64 = 1e-15;
 
 #[derive(Deserialize)]

@@ -1,5 +1,5 @@
-//! What a checkpoint consists of: size and hash of every file, and which update, task and layout it belongs to. Written
-//! before the checkpoint gets its name, compared before it is used (`verify.rs`).
+//! A checkpoint's manifest: size and hash of every file, and the update, task and layout it belongs
+//! to. Written before the checkpoint gets its final name, compared before it is used (`verify.rs`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,56 +10,57 @@ use serde::{Deserialize, Serialize};
 
 use super::Snapshot;
 
-/// Beside what only a resume needs: other programs that load the model do not see it.
+/// In the `trainer` directory, so that other programs that load the model do not see it.
 pub(super) const FILE: &str = "trainer/manifest.json";
 
 /// Raised when the meaning of a stored field changes.
 pub(super) const FORMAT: u32 = 1;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Manifest {
+pub(crate) struct CheckpointManifest {
     pub(super) format: u32,
     pub(crate) update: u64,
     pub(crate) task: String,
-    /// In hexadecimal digits, since not every reader of JSON has integers of 64 bits.
+    /// Hash of the parameter layout, in hexadecimal: not every JSON reader has 64-bit integers.
     pub(super) layout: String,
-    pub(super) files: BTreeMap<String, Content>,
+    pub(super) files: BTreeMap<String, FileDigest>,
 }
 
+/// Size and hash of one file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Content {
+pub(super) struct FileDigest {
     bytes: u64,
     blake3: String,
 }
 
-impl Manifest {
-    /// Of the files `names` in `dir`, which hold `snapshot`.
+impl CheckpointManifest {
+    /// Describes the files `names` in `dir`, which hold `snapshot`.
     pub(super) fn of(snapshot: &Snapshot, dir: &Path, names: &[&str]) -> io::Result<Self> {
-        let content = |name: &&str| Ok(((*name).to_owned(), Content::of(&dir.join(name))?));
-        Ok(Manifest {
+        let digest = |name: &&str| Ok(((*name).to_owned(), FileDigest::of(&dir.join(name))?));
+        Ok(CheckpointManifest {
             format: FORMAT,
             update: snapshot.update(),
             task: snapshot.state.task.clone(),
-            layout: digits(snapshot.common.layout.hash()),
-            files: names.iter().map(content).collect::<io::Result<_>>()?,
+            layout: hex(snapshot.constants.layout.hash()),
+            files: names.iter().map(digest).collect::<io::Result<_>>()?,
         })
     }
 
-    /// Whether the parameters were laid out like this, in this order.
+    /// Whether the parameters have the layout with this hash: same names, shapes and order.
     pub(crate) fn has_layout(&self, hash: u64) -> bool {
-        self.layout == digits(hash)
+        self.layout == hex(hash)
     }
 }
 
-impl Content {
+impl FileDigest {
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let mut hasher = blake3::Hasher::new();
         hasher.update_reader(fs::File::open(path)?)?;
-        Ok(Content { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
+        Ok(FileDigest { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
     }
 
-    /// What differs from `expected`.
-    pub(super) fn difference(&self, expected: &Content) -> Option<String> {
+    /// Describes the difference from `expected`, if any.
+    pub(super) fn difference(&self, expected: &FileDigest) -> Option<String> {
         if self.bytes != expected.bytes {
             return Some(format!("has {} bytes, {} were saved", self.bytes, expected.bytes));
         }
@@ -67,6 +68,6 @@ impl Content {
     }
 }
 
-fn digits(hash: u64) -> String {
+fn hex(hash: u64) -> String {
     format!("{hash:016x}")
 }

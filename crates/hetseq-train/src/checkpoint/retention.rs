@@ -1,13 +1,14 @@
-//! Which checkpoints may go. Pure.
+//! Decides which checkpoints to remove. Pure functions, called by `store.rs`.
 
-/// `steps` are those that exist, oldest first; the newest `keep` and the `protected` ones stay.
+/// Returns the checkpoints to remove: all of `steps` (existing ones, oldest first) except the
+/// newest `keep` and the `protected` ones.
 pub(super) fn expired(steps: &[u64], keep: usize, protected: &[u64]) -> Vec<u64> {
     let old = steps.len().saturating_sub(keep);
     steps[..old].iter().copied().filter(|step| !protected.contains(step)).collect()
 }
 
-/// What may go where there is no room for one more, before that one is complete: all but the newest, also those that would be
-/// kept if there were room. The first should go first.
+/// Returns the checkpoints that may be removed on a full disk before the new one is complete: all
+/// but the newest and the protected ones, even if `keep` covers them. In order of removal.
 pub(super) fn expendable(steps: &[u64], protected: &[u64]) -> Vec<u64> {
     expired(steps, 1, protected)
 }
@@ -24,7 +25,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_never_made_by_removing_the_newest_or_the_best() {
+    fn a_full_disk_never_removes_the_newest_or_the_best() {
         assert_eq!(expendable(&[1, 2, 3], &[]), [1, 2]);
         assert_eq!(expendable(&[1, 2, 3], &[1]), [2]);
         assert_eq!(expendable(&[1, 2], &[]), [1]);

@@ -1,36 +1,37 @@
-//! What a checkpoint holds, copied at an update boundary, so that training can go on while it is written. Costs one
-//! more copy of the parameters and the optimizer's moments; the buffers are used again for the next one.
+//! The content of a checkpoint, copied at an update boundary so that training continues while it is
+//! written. Costs one more copy of the parameters and the optimizer's moments. The next snapshot
+//! reuses the buffers.
 
 use std::sync::Arc;
 
 use hetseq_optim::Layout;
 use rayon::prelude::*;
 
-use crate::state::State;
+use crate::trainer::state::State;
 
-/// What all checkpoints of a run have in common.
-pub(crate) struct Common {
+/// The parts of a checkpoint that do not change during a run.
+pub(crate) struct RunConstants {
     pub(crate) layout: Arc<Layout>,
-    /// `config.toml`.
+    /// Content of `config.toml`.
     pub(crate) config: String,
-    /// Names and contents of what the task lays beside the weights.
+    /// Names and contents of the files that the task stores next to the weights.
     pub(crate) files: Vec<(String, Vec<u8>)>,
 }
 
 pub(crate) struct Snapshot {
-    pub(crate) common: Arc<Common>,
+    pub(crate) constants: Arc<RunConstants>,
     pub(crate) state: State,
     pub(crate) parameters: Vec<f32>,
     pub(crate) slots: Vec<(String, Vec<f32>)>,
 }
 
-/// Copied by a thread at a time: large enough to be one call of `memcpy`, small enough to share out evenly.
+/// Elements that a thread copies at a time: enough for one `memcpy`, few enough to balance threads.
 const CHUNK: usize = 256 * 1024;
 
 impl Snapshot {
-    /// `spare`: an earlier one, whose buffers are overwritten.
+    /// Copies the given state. `spare` is an earlier snapshot whose buffers are overwritten.
     pub(crate) fn take(
-        common: &Arc<Common>,
+        constants: &Arc<RunConstants>,
         state: &State,
         parameters: &[f32],
         slots: &[(String, &[f32])],
@@ -44,35 +45,36 @@ impl Snapshot {
             copy(values, &mut buffer);
             (name.clone(), buffer)
         });
-        Snapshot { slots: slots.collect(), common: common.clone(), state: state.clone(), parameters: buffer }
+        Snapshot { slots: slots.collect(), constants: constants.clone(), state: state.clone(), parameters: buffer }
     }
 
-    /// The update it was taken after.
+    /// The update after which it was taken.
     pub(crate) fn update(&self) -> u64 {
         self.state.cursor.updates
     }
 
-    /// Whether it is of the best validation so far.
+    /// Whether it belongs to the best validation result so far.
     pub(crate) fn is_best(&self) -> bool {
         self.state.best.as_ref().is_some_and(|best| best.update == self.update())
     }
 
-    /// What it takes on the disk, nearly.
+    /// Approximate size on disk.
     pub(crate) fn size_bytes(&self) -> u64 {
         size_bytes(self.parameters.len(), self.slots.len())
     }
 }
 
-/// What a checkpoint of so many parameters takes on the disk, with so many moments of each.
+/// Approximate size on disk of a checkpoint with this many parameters and optimizer slots per
+/// parameter.
 pub(crate) fn size_bytes(parameters: usize, slots: usize) -> u64 {
-    /// Names, shapes, the config and the state.
-    const REST: u64 = 16 << 10;
-    4 * parameters as u64 * (1 + slots as u64) + REST
+    /// Tensor names and shapes, the config and the state.
+    const METADATA: u64 = 16 << 10;
+    4 * parameters as u64 * (1 + slots as u64) + METADATA
 }
 
 fn copy(from: &[f32], into: &mut Vec<f32>) {
     if into.len() != from.len() {
-        // New memory: touched once, not cleared first.
+        // Extending touches new memory once; resizing would zero it first.
         into.clear();
         into.extend_from_slice(from);
         return;

@@ -1,4 +1,5 @@
-//! Flat buffers as safetensors files, with the names and shapes of the layout.
+//! Writes flat buffers as safetensors files with the names and shapes of the layout, and reads
+//! optimizer slots. Called by `store.rs` and, for weights alone, by `average.rs`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -36,7 +37,8 @@ impl View for F32View<'_> {
     }
 }
 
-/// One tensor per entry of the layout; what follows the layout in `flat` is left out.
+/// Writes one tensor per layout entry. Values behind the end of the layout in `flat` are not
+/// written.
 pub(crate) fn write_flat(path: &Path, layout: &Layout, flat: &[f32]) -> std::io::Result<()> {
     let entries = layout.entries().iter();
     write(
@@ -45,19 +47,20 @@ pub(crate) fn write_flat(path: &Path, layout: &Layout, flat: &[f32]) -> std::io:
     )
 }
 
-/// One vector per slot.
+/// Writes one vector per optimizer slot.
 pub(super) fn write_slots(path: &Path, slots: &[(String, Vec<f32>)]) -> std::io::Result<()> {
     write(path, slots.iter().map(|(name, values)| (name, F32View { shape: vec![values.len()], values })))
 }
 
 fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a String, F32View<'a>)>) -> std::io::Result<()> {
-    // `format` is what other programs ask for before they read a model.
+    // Other programs check `format` before they read a model.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    // The crate makes files that only their owner may read; an ordinary file tells what the user's umask allows.
+    // The crate creates files that only their owner may read. An ordinary file shows what the
+    // user's umask allows.
     let permissions = fs::File::create(path)?.metadata()?.permissions();
     let name = path.file_name().unwrap_or_default().display();
     safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|error| match error {
-        // The kind tells what to do about it.
+        // `SaveError` chooses its advice by the error kind.
         SafeTensorError::IoError(error) => std::io::Error::new(error.kind(), format!("{name}: {error}")),
         error => std::io::Error::other(format!("{name}: {error}")),
     })?;
@@ -78,7 +81,7 @@ pub(super) fn read_slots(path: &Path) -> Result<Vec<(String, Vec<f32>)>, String>
     file.tensors().into_iter().map(slot).collect()
 }
 
-/// How many tensors there are in what should be the whole content of a file.
+/// Number of tensors in `bytes`, which must be the whole content of a file.
 pub(super) fn count(bytes: &[u8]) -> Result<usize, SafeTensorError> {
     SafeTensors::deserialize(bytes).map(|file| file.len())
 }

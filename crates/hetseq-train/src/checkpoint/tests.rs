@@ -1,12 +1,17 @@
-//! What is written is complete, comes back as it was, and leaves the rest alone.
+//! Checkpoints are complete, load as they were saved, and do not affect other files.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use fs_err as fs;
 use hetseq_data::Cursor;
+use hetseq_optim::Layout;
 
+use super::manifest::CheckpointManifest;
 use super::*;
-use crate::state::{Best, FORMAT, Limits, PlanKeys};
+use crate::error::TrainError;
+use crate::trainer::state::{Best, FORMAT, PlanKeys, RunLimits, State};
 
 fn state(update: u64, best: Option<u64>) -> State {
     State {
@@ -22,7 +27,7 @@ fn state(update: u64, best: Option<u64>) -> State {
         best: best.map(|update| Best { metric: "loss".to_owned(), value: 0.1, update, since: 0 }),
         record: None,
         loss_scale: Default::default(),
-        limits: Limits::default(),
+        limits: RunLimits::default(),
         total_updates: None,
     }
 }
@@ -31,25 +36,25 @@ fn layout() -> Layout {
     Layout::new([("a.weight".to_owned(), vec![2, 3]), ("a.bias".to_owned(), vec![2])]).unwrap()
 }
 
-fn common() -> Arc<Common> {
+fn constants() -> Arc<RunConstants> {
     let files = vec![("config.json".to_owned(), b"{}".to_vec())];
-    Arc::new(Common { layout: Arc::new(layout()), config: "[run]\n".to_owned(), files })
+    Arc::new(RunConstants { layout: Arc::new(layout()), config: "[run]\n".to_owned(), files })
 }
 
 pub(crate) fn snapshot(update: u64, best: Option<u64>, value: f32) -> Snapshot {
     let (parameters, moments) = (vec![value; 8], vec![2.0 * value; 8]);
     let slots = [("exp_avg".to_owned(), &moments[..])];
-    Snapshot::take(&common(), &state(update, best), &parameters, &slots, None)
+    Snapshot::take(&constants(), &state(update, best), &parameters, &slots, None)
 }
 
 fn save(checkpoints: &Checkpoints, update: u64, best: Option<u64>, value: f32) -> PathBuf {
     let saved = checkpoints.save(&snapshot(update, best, value), 10).unwrap();
-    assert_eq!(saved.remarks, [] as [&str; 0]);
+    assert_eq!(saved.warnings, [] as [&str; 0]);
     saved.path
 }
 
 #[test]
-fn what_is_saved_is_what_is_loaded() {
+fn a_saved_checkpoint_loads_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::at(dir.path());
     checkpoints.prepare().unwrap();
@@ -59,7 +64,7 @@ fn what_is_saved_is_what_is_loaded() {
     assert_eq!(restored.slots, [("exp_avg".to_owned(), vec![2.5; 8])]);
     assert_eq!(restored.state, state(5, Some(5)));
     assert_eq!(fs::read(path.join("config.json")).unwrap(), b"{}");
-    // As readable as any other file that the user makes.
+    // The same permissions as any other file of the user.
     let mode = |name: &str| fs::metadata(path.join(name)).unwrap().permissions();
     assert_eq!(mode("model.safetensors"), mode("config.toml"));
     assert_eq!(checkpoints.newest(), Some(path.clone()));
@@ -77,7 +82,7 @@ fn pruning_keeps_the_newest_and_the_best() {
     assert_eq!(checkpoints.steps(), [5, 15, 20]);
     checkpoints.save(&snapshot(25, Some(25), 1.0), 2).unwrap();
     assert_eq!(checkpoints.steps(), [20, 25]);
-    // The best after update 30 was never written: the one that `best` leads to stays.
+    // The best after update 30 was never written: the target of the `best` link stays.
     for update in [35, 40, 45] {
         checkpoints.save(&snapshot(update, Some(30), 1.0), 2).unwrap();
     }
@@ -85,17 +90,17 @@ fn pruning_keeps_the_newest_and_the_best() {
 }
 
 #[test]
-fn a_save_that_fails_leaves_the_others_alone_and_nothing_half_written() {
+fn a_failed_save_keeps_the_others_and_leaves_no_partial_files() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::at(dir.path());
     checkpoints.prepare().unwrap();
     let good = save(&checkpoints, 5, None, 1.0);
-    // In the way of the rename at the end, and not to be discarded.
+    // Blocks the final rename, and cannot be deleted because of the file below.
     let path = checkpoints.path(10);
     fs::create_dir(&path).unwrap();
     fs::write(checkpoints.dir.join(".tmp-expired-10"), "").unwrap();
-    let trouble = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap_err().to_string();
-    assert!(trouble.starts_with(&format!("saving {}: ", path.display())), "{trouble}");
+    let save_error = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap_err().to_string();
+    assert!(save_error.starts_with(&format!("saving {}: ", path.display())), "{save_error}");
     assert!(!checkpoints.dir.join(".tmp-step-10").exists());
     assert_eq!(load(&good, &layout()).unwrap().parameters, [1.0; 8]);
     assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-5"));
@@ -105,43 +110,43 @@ fn a_save_that_fails_leaves_the_others_alone_and_nothing_half_written() {
 }
 
 #[test]
-fn a_directory_that_vanished_is_made_anew() {
+fn a_missing_directory_is_created_again() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::at(&dir.path().join("run"));
     checkpoints.prepare().unwrap();
     save(&checkpoints, 5, None, 1.0);
     fs::remove_dir_all(dir.path().join("run")).unwrap();
     let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
-    assert!(saved.remarks[0].contains("had vanished"), "{:?}", saved.remarks);
+    assert!(saved.warnings[0].contains("was missing and has been created again"), "{:?}", saved.warnings);
     assert_eq!(load(&saved.path, &layout()).unwrap().parameters, [2.0; 8]);
 }
 
 #[test]
-fn an_old_checkpoint_that_cannot_be_removed_is_a_remark() {
+fn an_old_checkpoint_that_cannot_be_removed_is_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::at(dir.path());
     checkpoints.prepare().unwrap();
     save(&checkpoints, 5, None, 1.0);
-    // A file where the directory would go to.
+    // A file in place of the directory's temporary name.
     fs::write(checkpoints.dir.join(".tmp-expired-5"), "").unwrap();
     let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
-    assert!(saved.remarks[0].contains("step-5 could not be removed"), "{:?}", saved.remarks);
+    assert!(saved.warnings[0].contains("step-5 could not be removed"), "{:?}", saved.warnings);
     assert_eq!(checkpoints.newest(), Some(saved.path));
 }
 
 #[test]
-fn a_snapshot_uses_the_buffers_of_another_and_keeps_nothing_of_it() {
+fn a_snapshot_reuses_buffers_without_their_content() {
     let first = snapshot(5, None, 1.0);
     let at = first.parameters.as_ptr();
     let (parameters, moments) = (vec![3.0; 8], vec![4.0; 8]);
     let slots = [("buffer".to_owned(), &moments[..])];
-    let second = Snapshot::take(&common(), &state(6, None), &parameters, &slots, Some(first));
+    let second = Snapshot::take(&constants(), &state(6, None), &parameters, &slots, Some(first));
     assert_eq!((second.parameters.as_ptr(), &second.parameters), (at, &parameters));
     assert_eq!(second.slots, [("buffer".to_owned(), moments)]);
 }
 
 #[test]
-fn what_a_killed_process_left_is_no_checkpoint_and_is_cleared() {
+fn partial_checkpoints_of_a_killed_process_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::at(dir.path());
     checkpoints.prepare().unwrap();
@@ -153,7 +158,7 @@ fn what_a_killed_process_left_is_no_checkpoint_and_is_cleared() {
 }
 
 #[test]
-fn another_model_or_a_damaged_file_is_named() {
+fn errors_name_the_wrong_tensor_or_damaged_file() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::at(dir.path());
     checkpoints.prepare().unwrap();
@@ -167,7 +172,7 @@ fn another_model_or_a_damaged_file_is_named() {
     assert!(load(&path, &layout()).err().unwrap().to_string().contains("model.safetensors"));
 }
 
-/// Why a checkpoint counts as damaged; none if it can be loaded.
+/// Why a checkpoint counts as damaged. `None` if it loads.
 fn damage(path: &Path) -> Option<String> {
     match load(path, &layout()) {
         Ok(_) => None,
@@ -185,7 +190,7 @@ const FILES: [&str; 6] = [
     "trainer/manifest.json",
 ];
 
-/// With `old`, as versions without a manifest saved it.
+/// With `old`, in the format of versions without a manifest.
 fn one_checkpoint(dir: &Path, old: bool) -> PathBuf {
     let checkpoints = Checkpoints::at(dir);
     checkpoints.prepare().unwrap();
@@ -208,9 +213,9 @@ fn every_flipped_bit_is_found() {
             bytes[at] ^= 4;
             fs::write(&file, &bytes).unwrap();
             assert!(damage(&path).is_some(), "{name} at {at}");
-            // What only a resume needs is not looked at otherwise.
+            // Files that only a resume needs are not checked otherwise.
             let is_used = !name.starts_with("trainer/") || name == FILES[5];
-            assert_eq!(verify(&path, Part::Model).is_err(), is_used, "{name}");
+            assert_eq!(verify(&path, CheckpointPart::Model).is_err(), is_used, "{name}");
         }
         fs::write(&file, whole).unwrap();
     }
@@ -218,7 +223,7 @@ fn every_flipped_bit_is_found() {
 }
 
 #[test]
-fn files_that_are_cut_missing_or_of_another_checkpoint_are_found() {
+fn truncated_missing_or_foreign_files_are_found() {
     for old in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let path = one_checkpoint(dir.path(), old);
@@ -242,7 +247,7 @@ fn files_that_are_cut_missing_or_of_another_checkpoint_are_found() {
         assert_eq!(damage(&copy), None);
         let mut state = state(6, None);
         state.task = "other".to_owned();
-        let manifest = Manifest {
+        let manifest = CheckpointManifest {
             format: manifest::FORMAT,
             update: 6,
             task: "toy".to_owned(),
@@ -254,7 +259,7 @@ fn files_that_are_cut_missing_or_of_another_checkpoint_are_found() {
 }
 
 #[test]
-fn a_model_without_tensors_is_no_checkpoint() {
+fn a_model_without_tensors_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let path = one_checkpoint(dir.path(), true);
     write_flat(&path.join(WEIGHTS), &Layout::new([]).unwrap(), &[]).unwrap();
@@ -262,7 +267,7 @@ fn a_model_without_tensors_is_no_checkpoint() {
 }
 
 #[test]
-fn of_a_run_the_first_intact_checkpoint_is_used() {
+fn the_first_intact_checkpoint_of_a_run_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::at(dir.path());
     checkpoints.prepare().unwrap();
@@ -277,7 +282,7 @@ fn of_a_run_the_first_intact_checkpoint_is_used() {
     let newest = || first_intact(&checkpoints.newest_first(), |path| load(path, &layout()));
     break_it(6);
     assert!(newest().unwrap().unwrap().0.ends_with("step-2"));
-    // One that is named must be intact.
+    // A checkpoint that the user names must be intact.
     assert!(matches!(Checkpoints::resolve(&checkpoints.path(6)), Err(TrainError::Damaged { .. })));
     assert!(matches!(Checkpoints::resolve(&checkpoints.dir.join("best")), Err(TrainError::Damaged { .. })));
     break_it(2);
@@ -287,7 +292,7 @@ fn of_a_run_the_first_intact_checkpoint_is_used() {
 }
 
 #[test]
-fn a_model_that_does_not_fit_is_no_damage() {
+fn a_different_model_is_not_damage() {
     let dir = tempfile::tempdir().unwrap();
     let path = one_checkpoint(dir.path(), false);
     let other = Layout::new([("b".to_owned(), vec![1])]).unwrap();
@@ -303,7 +308,7 @@ fn a_damaged_checkpoint_is_kept_under_another_name() {
     checkpoints.prepare().unwrap();
     for name in ["damaged-step-5", "damaged-step-5-2"] {
         save(&checkpoints, 5, None, 1.0);
-        assert!(checkpoints.set_aside(5).unwrap().ends_with(name));
+        assert!(checkpoints.rename_damaged(5).unwrap().ends_with(name));
     }
     assert_eq!(checkpoints.steps(), [] as [u64; 0]);
     checkpoints.prepare().unwrap();

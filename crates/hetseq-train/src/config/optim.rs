@@ -1,18 +1,19 @@
-//! `[optim]`: the optimizer, its learning rate and its schedule. What the settings mean is in `hetseq-optim`; here is how
-//! they stand in one table, and what no single one of them can say.
+//! `[optim]`: the optimizer, its learning rate and its schedule, in one table, and checks that
+//! involve several keys. `hetseq-optim` implements the settings.
 
 use hetseq_optim::{BaseRate, Eps, OptimizerConfig, OptimizerName, Position, ScheduleConfig, ScheduleKind, lr};
 use serde::{Deserialize, Serialize};
 
-/// Keys of [`OptimizerConfig`] beside those of the trainer; one flat table, so that an unknown key has a line number.
+/// Keys of [`OptimizerConfig`] and those of the trainer, in one flat table, so that an error about
+/// an unknown key has a line number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optim {
     pub name: OptimizerName,
-    /// A number, or a list with one for each epoch. Only Adafactor can do without.
+    /// A number, or a list with one number per epoch. Required except for Adafactor.
     pub lr: Option<BaseRate>,
     pub clip_norm: Option<f64>,
-    /// `epochs` if `lr` is a list, else `constant`, if not given.
+    /// By default `epochs` if `lr` is a list, else `constant`.
     pub schedule: Option<ScheduleConfig>,
     #[serde(default = "default_momentum")]
     pub momentum: f32,
@@ -51,13 +52,14 @@ impl Optim {
             decay_rate: self.decay_rate,
             beta1: self.beta1,
             scale_parameter: self.scale_parameter,
-            relative_step: if is_adafactor { Some(self.makes_own_rate()) } else { self.relative_step },
+            relative_step: if is_adafactor { Some(self.uses_relative_step()) } else { self.relative_step },
             warmup_init: self.warmup_init,
         }
     }
 
-    /// Adafactor's `relative_step`, which is meant where no rate is given.
-    fn makes_own_rate(&self) -> bool {
+    /// Whether the optimizer computes its own rate: Adafactor's `relative_step`, the default if no
+    /// rate is given.
+    fn uses_relative_step(&self) -> bool {
         self.name == OptimizerName::Adafactor && self.relative_step.unwrap_or(self.lr.is_none())
     }
 
@@ -67,23 +69,23 @@ impl Optim {
         self.schedule.unwrap_or(ScheduleConfig { kind, ..ScheduleConfig::default() })
     }
 
-    /// The schedule's rate for an update; 0 where the optimizer makes its own.
+    /// The schedule's rate for an update; 0 if the optimizer computes its own.
     pub fn scheduled_lr(&self, total_updates: u64, at: Position) -> f64 {
         self.lr.as_ref().map_or(0.0, |base| lr(&self.schedule(), base, total_updates, at))
     }
 
     pub(super) fn check(&self) -> Result<(), String> {
         match &self.lr {
-            None if self.makes_own_rate() => {
+            None if self.uses_relative_step() => {
                 if self.schedule.is_some() {
-                    return Err("optim.schedule: adafactor makes its own rate where optim.lr is left out; give \
+                    return Err("optim.schedule: adafactor computes its own rate if optim.lr is left out; give \
                                 optim.lr too, or leave out the schedule"
                         .to_owned());
                 }
             }
-            None => return Err("optim.lr is missing: say the learning rate, such as lr = 0.001".to_owned()),
-            Some(_) if self.makes_own_rate() => {
-                return Err("optim.relative_step = true makes its own rate: leave out optim.lr, or set \
+            None => return Err("optim.lr is missing: set the learning rate, such as lr = 0.001".to_owned()),
+            Some(_) if self.uses_relative_step() => {
+                return Err("optim.relative_step = true computes its own rate: leave out optim.lr, or set \
                             relative_step = false"
                     .to_owned());
             }
@@ -102,13 +104,13 @@ impl Optim {
         self.optimizer().validate().map_err(|error| error.to_string())
     }
 
-    /// Whether `run.stop_min_lr` makes sense with these.
+    /// Checks `run.stop_min_lr` against these settings.
     pub(super) fn check_stop(&self, least: f64) -> Result<(), String> {
         if !(least.is_finite() && least >= 0.0) {
             return Err(format!("run.stop_min_lr = {least} must be zero or more"));
         }
         if self.warmup_init == Some(true) {
-            return Err("run.stop_min_lr does not go with optim.warmup_init, which begins below it".to_owned());
+            return Err("run.stop_min_lr cannot be used with optim.warmup_init, which begins below it".to_owned());
         }
         match self.lr.as_ref().and_then(|base| base.rates().first()) {
             Some(first) if *first <= least => {
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_rates_is_a_schedule_by_epochs() {
+    fn a_list_of_rates_is_a_schedule_per_epoch() {
         let by_epoch = optim("name = 'sgd'\nlr = [0.25, 0.1]").unwrap();
         assert_eq!(by_epoch.schedule().kind, ScheduleKind::Epochs);
         let rates = [0, 1, 2].map(|epoch| by_epoch.scheduled_lr(100, Position { update: 7, epoch }));
@@ -148,12 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn only_adafactor_may_go_without_a_rate() {
+    fn only_adafactor_needs_no_rate() {
         let own = optim("name = 'adafactor'").unwrap();
         assert_eq!(own.optimizer().relative_step, Some(true));
         let given = optim("name = 'adafactor'\nlr = 1e-3").unwrap();
         assert_eq!(given.optimizer().relative_step, Some(false));
-        for (text, told) in [
+        for (text, expected) in [
             ("name = 'adam'", "optim.lr is missing"),
             ("name = 'adafactor'\nrelative_step = false", "optim.lr is missing"),
             ("name = 'adafactor'\nrelative_step = true\nlr = 1", "leave out optim.lr"),
@@ -162,12 +164,12 @@ mod tests {
             ("name = 'adam'\nlr = 1\nrelative_step = false", "it belongs to adafactor"),
         ] {
             let error = optim(text).unwrap_err();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
-    fn a_run_must_not_end_before_it_begins() {
+    fn stop_min_lr_must_be_below_the_first_rate() {
         let base = optim("name = 'adam'\nlr = 0.1").unwrap();
         assert!(base.check_stop(0.01).is_ok());
         assert!(base.check_stop(0.1).unwrap_err().contains("would end at once"));

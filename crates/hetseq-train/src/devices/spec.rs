@@ -1,28 +1,29 @@
-//! Device names, as `run.devices` gives them, and what they stand for on a machine. Pure: what the machine has is told.
+//! Parses `run.devices` into device specs. Pure: the machine's cores and GPUs are arguments.
 
 use std::collections::HashSet;
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use hetseq_kernels::Precision;
+use hetseq_kernels::Dtype;
 
-use crate::engine;
+use crate::devices::backend;
 
 /// One device of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// As it stands in messages: `cpu:0`, `gpu:1`.
+    /// The name in messages: `cpu:0`, `gpu:1`.
     pub name: String,
-    pub place: Place,
-    /// Of its products; none if the name does not say, and what `run.precision` says holds.
-    pub precision: Option<Precision>,
-    /// Whether the name came up by itself (`all`): then it is no error if it cannot be used.
+    pub kind: DeviceKind,
+    /// The precision of its products, if its name gives one. Otherwise `run.precision` applies.
+    pub precision: Option<Dtype>,
+    /// The user did not name it (`all`), so it is skipped if it cannot be used.
     pub is_optional: bool,
 }
 
+/// A CPU or GPU device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// Threads in host memory. Each is kept on one of the `cores`, if any are named.
+pub enum DeviceKind {
+    /// Threads in host memory. Each is pinned to one of the `cores`, if any are given.
     Cpu {
         threads: usize,
         cores: Vec<usize>,
@@ -33,10 +34,10 @@ pub enum Place {
     },
 }
 
-/// How a GPU is reached.
+/// The API used to access a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Api {
-    /// Whatever the system has: Vulkan, Metal or DirectX.
+    /// The API that the system offers: Vulkan, Metal or DirectX.
     Any,
     Vulkan,
     Metal,
@@ -47,7 +48,7 @@ pub enum Api {
 impl Api {
     pub const ALL: [Api; 5] = [Api::Any, Api::Vulkan, Api::Metal, Api::Cuda, Api::Rocm];
 
-    /// What stands before the number in a device's name.
+    /// The part of a device name before the number.
     pub fn prefix(self) -> &'static str {
         match self {
             Api::Any => "gpu",
@@ -60,21 +61,22 @@ impl Api {
 }
 
 impl DeviceSpec {
-    /// A device of so many threads in host memory.
+    /// A CPU device with this many threads.
     pub fn cpu(index: usize, threads: usize) -> Self {
-        let place = Place::Cpu { threads, cores: Vec::new() };
-        DeviceSpec { name: format!("cpu:{index}"), place, precision: None, is_optional: false }
+        let kind = DeviceKind::Cpu { threads, cores: Vec::new() };
+        DeviceSpec { name: format!("cpu:{index}"), kind, precision: None, is_optional: false }
     }
 
     pub fn is_gpu(&self) -> bool {
-        matches!(self.place, Place::Gpu { .. })
+        matches!(self.kind, DeviceKind::Gpu { .. })
     }
 
-    /// How many threads of the host it keeps busy. A GPU's only hands out work, but is late with it if it has to wait for a core.
+    /// Number of host threads that it uses. The thread of a GPU only launches work, but is late if
+    /// it has to wait for a core.
     pub fn threads(&self) -> usize {
-        match self.place {
-            Place::Cpu { threads, .. } => threads,
-            Place::Gpu { .. } => 1,
+        match self.kind {
+            DeviceKind::Cpu { threads, .. } => threads,
+            DeviceKind::Gpu { .. } => 1,
         }
     }
 }
@@ -85,15 +87,15 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// More than this many threads is a typing error.
-const MOST: usize = 4096;
+/// A larger number of threads or devices is a typing error.
+const MAX_COUNT: usize = 4096;
 
-/// What `run.devices` means on a machine with so many cores. `gpus` lists its real GPUs, and is asked only if it matters,
-/// since asking wakes drivers.
+/// Resolves `run.devices` on a machine with this many cores. `gpus` lists its real GPUs. It is
+/// called only if needed, because it loads drivers.
 pub(super) fn parse_devices(
     text: &str,
     cores: NonZeroUsize,
-    gpus: impl Fn() -> Vec<Place>,
+    gpus: impl Fn() -> Vec<DeviceKind>,
 ) -> Result<Vec<DeviceSpec>, String> {
     let mut specs = Vec::new();
     for name in text.split(',').map(str::trim) {
@@ -101,78 +103,79 @@ pub(super) fn parse_devices(
             Some((base, precision)) => (base.trim(), Some(precision.trim().parse()?)),
             None => (name, None),
         };
-        let places = parse_one(base, cores.get(), &gpus).ok_or_else(|| wrong(name))?;
-        if places.is_empty() {
-            return Err(format!("`{name}`: there is no GPU on this machine; `hetseq devices` lists what there is"));
+        let kinds = parse_one(base, cores.get(), &gpus).ok_or_else(|| unknown_device(name))?;
+        if kinds.is_empty() {
+            return Err(format!("`{name}`: there is no GPU on this machine; `hetseq devices` lists all devices"));
         }
-        for place in places {
-            specs.push(DeviceSpec { name: String::new(), place, precision, is_optional: base == "all" });
+        for kind in kinds {
+            specs.push(DeviceSpec { name: String::new(), kind, precision, is_optional: base == "all" });
         }
     }
-    named(specs)
+    assign_names(specs)
 }
 
-fn parse_one(name: &str, cores: usize, gpus: &impl Fn() -> Vec<Place>) -> Option<Vec<Place>> {
-    let single = Place::Cpu { threads: 1, cores: Vec::new() };
+/// Parses one entry of the list. `None` if it is not valid.
+fn parse_one(name: &str, cores: usize, gpus: &impl Fn() -> Vec<DeviceKind>) -> Option<Vec<DeviceKind>> {
+    let single = DeviceKind::Cpu { threads: 1, cores: Vec::new() };
     if name == "all" {
-        // Each GPU has a thread of the host to itself.
+        // Each GPU needs a host thread.
         let gpus = gpus();
         let left = cores.saturating_sub(gpus.len()).max(usize::from(gpus.is_empty()));
         return Some(gpus.into_iter().chain(std::iter::repeat_n(single, left)).collect());
     }
-    let (kind, which) = match name.split_once(':') {
-        Some((kind, which)) => (kind.trim(), Some(which)),
+    let (prefix, suffix) = match name.split_once(':') {
+        Some((prefix, suffix)) => (prefix.trim(), Some(suffix)),
         None => (name, None),
     };
-    if kind == "cpu" {
-        let Some(which) = which else { return Some(vec![single; cores]) };
-        if let Some((first, last)) = which.split_once('-') {
+    if prefix == "cpu" {
+        let Some(suffix) = suffix else { return Some(vec![single; cores]) };
+        if let Some((first, last)) = suffix.split_once('-') {
             let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-            let pinned: Vec<usize> = (first..=last.min(first.saturating_add(MOST))).collect();
-            return (!pinned.is_empty()).then(|| vec![Place::Cpu { threads: pinned.len(), cores: pinned }]);
+            let pinned: Vec<usize> = (first..=last.min(first.saturating_add(MAX_COUNT))).collect();
+            return (!pinned.is_empty()).then(|| vec![DeviceKind::Cpu { threads: pinned.len(), cores: pinned }]);
         }
-        let (count, threads) = match which.split_once('x') {
+        let (count, threads) = match suffix.split_once('x') {
             Some((count, threads)) => (number(count)?, number(threads)?),
-            None => (number(which)?, 1),
+            None => (number(suffix)?, 1),
         };
-        return (count * threads <= MOST).then(|| vec![Place::Cpu { threads, cores: Vec::new() }; count]);
+        return (count * threads <= MAX_COUNT).then(|| vec![DeviceKind::Cpu { threads, cores: Vec::new() }; count]);
     }
-    let api = Api::ALL.into_iter().find(|api| api.prefix() == kind)?;
-    match which {
+    let api = Api::ALL.into_iter().find(|api| api.prefix() == prefix)?;
+    match suffix {
         Some(index) => {
-            let index = index.trim().parse().ok().filter(|&index: &usize| index < MOST)?;
-            Some(vec![Place::Gpu { api, index }])
+            let index = index.trim().parse().ok().filter(|&index: &usize| index < MAX_COUNT)?;
+            Some(vec![DeviceKind::Gpu { api, index }])
         }
         None if api == Api::Any => Some(gpus()),
-        None => Some(vec![Place::Gpu { api, index: 0 }]),
+        None => Some(vec![DeviceKind::Gpu { api, index: 0 }]),
     }
 }
 
 fn number(text: &str) -> Option<usize> {
-    text.trim().parse().ok().filter(|n| (1..=MOST).contains(n))
+    text.trim().parse().ok().filter(|n| (1..=MAX_COUNT).contains(n))
 }
 
-/// Numbers the devices of the CPU; a GPU keeps the number it has on the machine.
-fn named(mut specs: Vec<DeviceSpec>) -> Result<Vec<DeviceSpec>, String> {
+/// Names the devices. CPU devices are numbered; a GPU keeps its number on the machine.
+fn assign_names(mut specs: Vec<DeviceSpec>) -> Result<Vec<DeviceSpec>, String> {
     let (mut cpus, mut seen) = (0.., HashSet::new());
-    for DeviceSpec { name, place, .. } in &mut specs {
-        *name = match place {
-            Place::Cpu { .. } => format!("cpu:{}", cpus.next().unwrap_or_default()),
-            place => engine::name_of(place),
+    for DeviceSpec { name, kind, .. } in &mut specs {
+        *name = match kind {
+            DeviceKind::Cpu { .. } => format!("cpu:{}", cpus.next().unwrap_or_default()),
+            kind => backend::name_of(kind),
         };
         if !seen.insert(name.clone()) {
-            return Err(format!("{name} is named twice: one device computes faster than two that share it"));
+            return Err(format!("{name} is listed twice: one device computes faster than two that share it"));
         }
     }
     Ok(specs)
 }
 
-fn wrong(name: &str) -> String {
+fn unknown_device(name: &str) -> String {
     format!(
-        "unknown device `{name}`: say `all` (every GPU, and a device for every core that is left), `cpu` (one single-threaded \
-         device per core), `cpu:4` (four of them), `cpu:2x8` (two devices of eight threads each), `cpu:0-3` (one device on these \
-         cores), `gpu` (every GPU) or `gpu:0` (one, as `hetseq devices` numbers them; cuda:0, rocm:0, metal:0 and vulkan:0 by \
-         that interface); `gpu:0@f16` computes its products in f16, see also run.precision"
+        "unknown device `{name}`: use `all` (every GPU, and one device per remaining core), `cpu` (one single-threaded device \
+         per core), `cpu:4` (four of them), `cpu:2x8` (two devices of eight threads each), `cpu:0-3` (one device on these \
+         cores), `gpu` (every GPU) or `gpu:0` (one GPU, numbered as in `hetseq devices`; cuda:0, rocm:0, metal:0 and vulkan:0 \
+         select the API); `gpu:0@f16` computes its products in f16, see also run.precision"
     )
 }
 
@@ -181,18 +184,18 @@ mod tests {
     use super::*;
 
     fn parse(text: &str, gpus: usize) -> Result<Vec<String>, String> {
-        let all = || (0..gpus).map(|index| Place::Gpu { api: Api::Any, index }).collect();
+        let all = || (0..gpus).map(|index| DeviceKind::Gpu { api: Api::Any, index }).collect();
         let specs = parse_devices(text, NonZeroUsize::new(3).unwrap(), all)?;
-        let in_words = |spec: &DeviceSpec| {
-            let place = match &spec.place {
-                Place::Cpu { threads, cores } if cores.is_empty() => format!("{threads} threads"),
-                Place::Cpu { cores, .. } => format!("cores {cores:?}"),
-                Place::Gpu { .. } => String::new(),
+        let describe = |spec: &DeviceSpec| {
+            let kind = match &spec.kind {
+                DeviceKind::Cpu { threads, cores } if cores.is_empty() => format!("{threads} threads"),
+                DeviceKind::Cpu { cores, .. } => format!("cores {cores:?}"),
+                DeviceKind::Gpu { .. } => String::new(),
             };
             let precision = spec.precision.map_or(String::new(), |precision| precision.to_string());
-            [spec.name.clone(), place, precision].join(" ").trim().to_owned()
+            [spec.name.clone(), kind, precision].join(" ").trim().to_owned()
         };
-        Ok(specs.iter().map(in_words).collect())
+        Ok(specs.iter().map(describe).collect())
     }
 
     #[test]
@@ -219,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn drivers_are_asked_only_if_it_matters() {
+    fn drivers_are_loaded_only_if_needed() {
         let cores = NonZeroUsize::new(2).unwrap();
-        assert!(parse_devices("cpu, gpu:0", cores, || panic!("asked")).is_ok());
+        assert!(parse_devices("cpu, gpu:0", cores, || panic!("loaded")).is_ok());
     }
 
     #[test]
-    fn what_is_wrong_is_refused() {
+    fn invalid_names_are_refused() {
         for bad in [
             "",
             "cpu:0",

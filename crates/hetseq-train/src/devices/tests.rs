@@ -1,5 +1,5 @@
-//! Replicas on threads: many steps side by side must neither deadlock nor drift. Burn's autodiff keeps global tables, and
-//! leaves that share an id would tie the replicas' graphs together.
+//! Replicas on threads: many concurrent steps must neither deadlock nor diverge. Burn's autodiff
+//! has global tables, and leaves that share an id would join the replicas' graphs. Also failover.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -8,19 +8,19 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use hetseq_data::Costs;
+use hetseq_data::SampleLengths;
 use hetseq_kernels::dropout;
 use hetseq_models::Network;
 use hetseq_models::layers::Linear;
 use hetseq_optim::Layout;
 use hetseq_random::Key;
 
-use super::{DeviceSpec, Devices, Emulated, LocalSum, Terms, Wanted};
+use super::{DeviceSpec, Devices, FaultInjection, LocalSum, PrecisionPolicy, StepParams};
+use crate::data::loader::{Job, MicroBatch};
+use crate::devices::params;
+use crate::devices::replica::Replica;
 use crate::error::TrainError;
-use crate::flat;
-use crate::loader::{Job, MicroBatch};
-use crate::replica::Replica;
-use crate::task::{Outcome, Pass, Samples, Task, TaskError, Which};
+use crate::task::{ForwardContext, Samples, Split, StepOutput, Task, TaskError};
 
 struct Toy;
 
@@ -46,8 +46,8 @@ impl Task for Toy {
         String::new()
     }
 
-    fn costs(&self, _: Which) -> Costs {
-        Costs::Uniform { samples: 64, tokens: 1 }
+    fn lengths(&self, _: Split) -> SampleLengths {
+        SampleLengths::Uniform { samples: 64, tokens: 1 }
     }
 
     fn model(&self, device: &Device) -> Net {
@@ -62,11 +62,11 @@ impl Task for Toy {
         vec![batch.shape()[0] as u64]
     }
 
-    fn forward(&self, model: &Net, batch: &TensorData, pass: &Pass) -> Outcome {
-        let x = Tensor::<2>::from_data(batch.clone(), &pass.device);
-        let x = dropout(relu(model.first.forward(x)), 0.3, &pass.keys);
+    fn forward(&self, model: &Net, batch: &TensorData, ctx: &ForwardContext) -> StepOutput {
+        let x = Tensor::<2>::from_data(batch.clone(), &ctx.device);
+        let x = dropout(relu(model.first.forward(x)), 0.3, &ctx.keys);
         let out = model.last.forward(x);
-        Outcome { losses: vec![(out.clone() * out).sum()], scores: Vec::new() }
+        StepOutput { losses: vec![(out.clone() * out).sum()], scores: Vec::new() }
     }
 }
 
@@ -86,22 +86,22 @@ fn gradients(
     scale: f32,
     update_key: Key,
 ) -> Result<LocalSum, TrainError> {
-    devices.begin(jobs, terms(0, scale, update_key));
+    devices.begin(jobs, params_of(0, scale, update_key));
     devices.finish()
 }
 
-fn terms(update: u64, scale: f32, update_key: Key) -> Terms {
-    Terms { update, scales: vec![scale], loss_scale: 1.0, update_key, epoch_key: Key::root(0) }
+fn params_of(update: u64, scale: f32, update_key: Key) -> StepParams {
+    StepParams { update, scales: vec![scale], loss_scale: 1.0, update_key, epoch_key: Key::root(0) }
 }
 
 fn start(devices: &[DeviceSpec]) -> (Devices<Toy>, Arc<Layout>) {
-    start_with(devices, PATIENCE)
+    start_with(devices, HANG_TIMEOUT)
 }
 
-fn start_with(devices: &[DeviceSpec], patience: Duration) -> (Devices<Toy>, Arc<Layout>) {
+fn start_with(devices: &[DeviceSpec], hang_timeout: Duration) -> (Devices<Toy>, Arc<Layout>) {
     let task = Arc::new(Toy);
-    let layout = Arc::new(flat::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
-    (Devices::start(&task, &layout, devices, Wanted::F32, patience).unwrap(), layout)
+    let layout = Arc::new(params::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
+    (Devices::start(&task, &layout, devices, PrecisionPolicy::default(), hang_timeout).unwrap(), layout)
 }
 
 fn cpus(count: usize) -> Vec<DeviceSpec> {
@@ -109,12 +109,12 @@ fn cpus(count: usize) -> Vec<DeviceSpec> {
 }
 
 fn initial(layout: &Layout) -> Arc<Vec<f32>> {
-    Arc::new(flat::initial(&Toy.model(&Device::flex()), layout, 5))
+    Arc::new(params::initial(&Toy.model(&Device::flex()), layout, 5))
 }
 
 const THREADS: usize = 4;
 const STEPS: u32 = 1000;
-const PATIENCE: Duration = Duration::from_secs(60);
+const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn steps() {
     let (mut devices, layout) = start(&cpus(THREADS));
@@ -126,7 +126,8 @@ fn steps() {
         let sum = gradients(&mut devices, (0..THREADS).map(|_| vec![job(step)]).collect(), 0.25, key).unwrap();
         alone.load(&parameters).unwrap();
         let one = alone.gradients(&[job(step)], &[0.25], key).unwrap().flat;
-        // The same additions in the same order as over the devices: equal bits, or a replica went its own way.
+        // The same additions in the same order as over the devices: equal bits, or a replica
+        // diverged.
         let expected: Vec<f32> = one.iter().map(|g| ((g + g) + g) + g).collect();
         assert_eq!(sum.flat, expected, "step {step}");
         for (value, gradient) in Arc::make_mut(&mut parameters).iter_mut().zip(&sum.flat) {
@@ -136,24 +137,24 @@ fn steps() {
 }
 
 #[test]
-fn four_threads_take_a_thousand_steps_in_step() {
+fn four_threads_stay_identical_for_a_thousand_steps() {
     let (done, wait) = channel();
     std::thread::spawn(move || {
         steps();
         _ = done.send(());
     });
-    wait.recv_timeout(Duration::from_secs(300)).expect("the replicas drifted or are deadlocked");
+    wait.recv_timeout(Duration::from_secs(300)).expect("the replicas diverged or are deadlocked");
 }
 
 #[test]
 fn a_panic_on_a_device_is_an_error_that_names_it() {
     let (mut devices, _) = start(&cpus(1));
-    // A batch of another width than the model's: Burn panics on the shapes.
+    // The width of the batch differs from the model's: Burn panics on the shapes.
     let batch = TensorData::new(vec![0.0f32; 10], [2, 5]);
     let jobs = vec![vec![Job { micro: MicroBatch { samples: vec![0, 1], longest: 1 }, batch }]];
     let error = gradients(&mut devices, jobs, 1.0, Key::root(0)).err().unwrap().to_string();
     assert!(error.starts_with("cpu:0 failed while computing gradients"), "{error}");
-    // And the device is still there.
+    // The device still works.
     gradients(&mut devices, vec![vec![job(0)]], 1.0, Key::root(0)).unwrap();
 }
 
@@ -169,14 +170,14 @@ fn a_device_without_work_contributes_zeros() {
 }
 
 #[test]
-fn too_little_memory_makes_smaller_micro_batches_and_the_same_sums() {
+fn smaller_micro_batches_after_out_of_memory_give_the_same_sums() {
     let (mut devices, layout) = start(&cpus(1));
     devices.load(&initial(&layout)).unwrap();
     let jobs = || vec![vec![job(0), job(4)]];
     let plenty = gradients(&mut devices, jobs(), 1.0, Key::root(3)).unwrap();
     assert_eq!(plenty.devices[0].most_tokens, None);
     let mut with = |tokens| {
-        devices.emulate(Emulated { most_tokens: Some(tokens), ..Emulated::default() });
+        devices.inject_faults(FaultInjection { most_tokens: Some(tokens), ..FaultInjection::default() });
         gradients(&mut devices, jobs(), 1.0, Key::root(3))
     };
     let little = with(1).unwrap();
@@ -189,22 +190,22 @@ fn too_little_memory_makes_smaller_micro_batches_and_the_same_sums() {
 }
 
 #[test]
-fn what_a_lost_device_had_to_do_is_done_by_the_others() {
+fn the_others_compute_the_samples_of_a_lost_device() {
     let (mut devices, layout) = start(&cpus(3));
     let parameters = initial(&layout);
     devices.load(&parameters).unwrap();
     let jobs = || vec![vec![job(0), job(4)], vec![job(8), job(12)], vec![job(16)]];
     let all = gradients(&mut devices, jobs(), 1.0, Key::root(3)).unwrap();
-    devices.emulate(Emulated { lost: vec![("cpu:1".to_owned(), 7)], ..Emulated::default() });
+    devices.inject_faults(FaultInjection { lost: vec![("cpu:1".to_owned(), 7)], ..FaultInjection::default() });
     for update in [7, 8] {
-        devices.begin(jobs(), terms(update, 1.0, Key::root(3)));
+        devices.begin(jobs(), params_of(update, 1.0, Key::root(3)));
         let sum = devices.finish().unwrap();
         for (a, b) in all.flat.iter().zip(&sum.flat) {
             assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "update {update}: {a} and {b}");
         }
-        // It is told of once, and its time tells nothing.
+        // It is reported once, without a compute time.
         assert_eq!(
-            sum.lost.iter().map(|lost| (lost.device, lost.has_stand_in)).collect::<Vec<_>>(),
+            sum.lost.iter().map(|lost| (lost.device, lost.has_replacement)).collect::<Vec<_>>(),
             if update == 7 { vec![(1, false)] } else { vec![] }
         );
         assert!(sum.devices[1].compute.is_zero() && !sum.devices[0].compute.is_zero());
@@ -215,14 +216,14 @@ fn what_a_lost_device_had_to_do_is_done_by_the_others() {
 }
 
 #[test]
-fn the_others_take_over_from_a_device_that_hangs() {
+fn the_others_compute_the_samples_of_a_device_that_hangs() {
     let (mut devices, layout) = start_with(&cpus(2), Duration::from_secs(4));
     devices.load(&initial(&layout)).unwrap();
     let jobs = || vec![vec![job(0), job(4)], vec![job(8), job(12)]];
     let all = gradients(&mut devices, jobs(), 1.0, Key::root(3)).unwrap();
-    devices.emulate(Emulated { hung: vec![("cpu:1".to_owned(), 7)], ..Emulated::default() });
-    devices.begin(jobs(), terms(7, 1.0, Key::root(3)));
-    // The device that takes over gets its own time, not what the first one has left of its.
+    devices.inject_faults(FaultInjection { hung: vec![("cpu:1".to_owned(), 7)], ..FaultInjection::default() });
+    devices.begin(jobs(), params_of(7, 1.0, Key::root(3)));
+    // The device that takes over gets a full timeout, not the rest of the first one's.
     let sum = devices.finish().unwrap();
     assert!(sum.lost.len() == 1 && sum.lost[0].reason.starts_with("it hangs"), "{:?}", sum.lost);
     for (a, b) in all.flat.iter().zip(&sum.flat) {
@@ -237,21 +238,21 @@ fn samples_that_fail_everywhere_are_not_the_devices_fault() {
         micro: MicroBatch { samples: vec![0, 99], longest: 1 },
         batch: TensorData::new(vec![0.0f32; 10], [2, 5]),
     };
-    // Collated again it is the right width, so the second device computes it.
+    // Collating again gives the right width, so the second device succeeds.
     let sum = gradients(&mut devices, vec![vec![narrow()], vec![]], 1.0, Key::root(0)).unwrap();
     assert!(sum.lost[0].reason.contains("width"), "{}", sum.lost[0].reason);
-    // One is left, and it fails.
+    // The last device fails too.
     let error = gradients(&mut devices, vec![vec![], vec![narrow()]], 1.0, Key::root(0)).err().unwrap().to_string();
     assert!(error.starts_with("cpu:1 failed while computing gradients"), "{error}");
 }
 
 #[test]
-fn in_f16_gradients_are_scaled_and_overflows_are_told() {
-    let half = DeviceSpec { precision: Some(hetseq_kernels::Precision::F16), ..DeviceSpec::cpu(0, 1) };
+fn f16_gradients_are_scaled_and_overflows_are_reported() {
+    let half = DeviceSpec { precision: Some(hetseq_kernels::Dtype::F16), ..DeviceSpec::cpu(0, 1) };
     let (mut devices, layout) = start(&[half]);
     devices.load(&initial(&layout)).unwrap();
     let with = |devices: &mut Devices<Toy>, loss_scale, update| {
-        devices.begin(vec![vec![job(0)]], Terms { loss_scale, ..terms(update, 1.0, Key::root(3)) });
+        devices.begin(vec![vec![job(0)]], StepParams { loss_scale, ..params_of(update, 1.0, Key::root(3)) });
         devices.finish().unwrap()
     };
     let plain = with(&mut devices, 1.0, 0);
@@ -261,8 +262,8 @@ fn in_f16_gradients_are_scaled_and_overflows_are_told() {
     for (a, b) in plain.flat.iter().zip(&scaled.flat) {
         assert!((a - b).abs() <= 2e-2 * a.abs().max(1.0), "{a} and {b}");
     }
-    assert_eq!(with(&mut devices, 16_777_216.0, 0).overflow, Some(true), "beyond what f16 holds");
-    devices.emulate(Emulated { overflows: vec![4], ..Emulated::default() });
+    assert_eq!(with(&mut devices, 16_777_216.0, 0).overflow, Some(true), "exceeds the f16 range");
+    devices.inject_faults(FaultInjection { overflows: vec![4], ..FaultInjection::default() });
     assert_eq!(with(&mut devices, 1.0, 4).overflow, Some(true));
     assert_eq!(with(&mut devices, 1.0, 5).overflow, Some(false));
 }

@@ -1,16 +1,17 @@
-//! Parts of the input on their way to shards.
+//! Encodes chunks of line pairs and writes each part of the input as a shard. Called by
+//! `translate::prepare`.
 
 use super::settings::TranslateSettings;
 use crate::error::DataError;
 use crate::prep::chunks::{Chunk, ChunkEnd};
-use crate::prep::directory::{Part, record};
+use crate::prep::directory::{PrepPart, write_record};
 use crate::source::corpus::{CorpusSplit, Counts, ShardEntry};
-use crate::source::pairs::{DropReason, PairCounts, SideCounts, write_references};
+use crate::source::parallel_corpus::{DropReason, PairCounts, SideCounts, write_references};
 use crate::source::text::{LinePair, TextFile};
 use crate::source::tokens::{EncodedDocuments, ShardBuilder};
 use crate::translate::TranslateTokenizer;
 
-/// A chunk's pairs, with counts.
+/// The encoded pairs of a chunk, and their counts.
 #[derive(Debug, Default)]
 pub(super) struct EncodedPairs {
     documents: EncodedDocuments,
@@ -18,7 +19,7 @@ pub(super) struct EncodedPairs {
     references: Vec<String>,
 }
 
-/// Encodes a chunk, on any core.
+/// Encodes a chunk. Called in parallel.
 pub(super) fn encode_chunk(
     settings: &TranslateSettings,
     tokenizer: &TranslateTokenizer,
@@ -32,12 +33,12 @@ pub(super) fn encode_chunk(
     for pair in &chunk.items {
         let EncodedPairs { documents, counts, references } = &mut encoded;
         counts.read += 1;
-        let (ids, reason) = if pair.is_endless {
+        let (ids, reason) = if pair.is_too_long {
             (Default::default(), Some(DropReason::TooLong))
         } else {
             let ids = [source.encode(&pair.lines[0])?, target.encode(&pair.lines[1])?];
             let lengths = [ids[0].len() - 1, ids[1].len() - 1];
-            (ids, settings.drops(split, lengths))
+            (ids, settings.drop_reason(split, lengths))
         };
         if let Some(reason) = reason {
             let file = files.get(pair.file).map_or("", |pair| &pair[0].name);
@@ -66,19 +67,19 @@ fn count_side(counts: &mut SideCounts, ids: &[u32], unknown: u32, line: &str) {
     counts.longest = counts.longest.max(ids.len() as u64);
 }
 
-/// Gathers the chunks of a part and writes its shard, and the references of held-out text beside it.
-pub(super) struct PartWriter<'a> {
+/// Collects the chunks of a part and writes its shard; for held-out text also the references.
+pub(super) struct PairPartWriter<'a> {
     settings: &'a TranslateSettings,
     vocabulary: usize,
     split: CorpusSplit,
-    /// The number of the part in the making.
+    /// The number of the current part.
     part: usize,
     builder: ShardBuilder,
     counts: PairCounts,
     references: Vec<String>,
 }
 
-impl<'a> PartWriter<'a> {
+impl<'a> PairPartWriter<'a> {
     pub(super) fn new(
         settings: &'a TranslateSettings,
         tokenizer: &TranslateTokenizer,
@@ -87,11 +88,15 @@ impl<'a> PartWriter<'a> {
     ) -> Self {
         let vocabulary = tokenizer.source_vocabulary().max(tokenizer.target_vocabulary());
         let (builder, counts, references) = (ShardBuilder::new(vocabulary), PairCounts::default(), Vec::new());
-        PartWriter { settings, vocabulary, split, part, builder, counts, references }
+        PairPartWriter { settings, vocabulary, split, part, builder, counts, references }
     }
 
-    /// The chunk after the last. Returns the part that it ends, if it does.
-    pub(super) fn take(&mut self, end: ChunkEnd, encoded: EncodedPairs) -> Result<Option<Part<PairCounts>>, DataError> {
+    /// Adds the next chunk. If it is the last one of a part, writes and returns the part.
+    pub(super) fn add(
+        &mut self,
+        end: ChunkEnd,
+        encoded: EncodedPairs,
+    ) -> Result<Option<PrepPart<PairCounts>>, DataError> {
         self.builder.append(&encoded.documents);
         self.counts.add(&encoded.counts);
         self.references.extend(encoded.references);
@@ -116,8 +121,8 @@ impl<'a> PartWriter<'a> {
             CorpusSplit::Valid => (PairCounts::default(), counts),
         };
         let (group, next_item, ends_group) = (self.split as usize, end.next_item, end.ends_text);
-        let part = Part { group, next_item, ends_group, train, valid, shards };
-        record(output, self.part, &part)?;
+        let part = PrepPart { group, next_item, ends_group, train, valid, shards };
+        write_record(output, self.part, &part)?;
         self.part += 1;
         Ok(Some(part))
     }

@@ -1,4 +1,5 @@
-//! What can be set.
+//! Settings of `hetseq prep translate`, their checks, and the record of them that a restart
+//! compares.
 
 use std::path::PathBuf;
 
@@ -8,53 +9,57 @@ use super::Groups;
 use crate::error::{CorpusError, DataError};
 use crate::prep::directory::{content_hash, inputs};
 use crate::source::corpus::CorpusSplit;
-use crate::source::pairs::DropReason;
+use crate::source::parallel_corpus::DropReason;
 use crate::source::text::{TextFile, find};
 use crate::tokenize::TOKENIZER_FILE;
 use crate::translate::{SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE};
 
-/// Of what is written: it grows when the same settings would give other bytes.
+/// The version of the output. It increases when the same settings would give other bytes.
 const VERSION: u32 = 1;
-const SMALLEST_VOCABULARY: usize = 100;
-const LARGEST_VOCABULARY: usize = 1 << 20;
-/// Tokens of a side: more than any model's positions.
-const LONGEST: usize = 65_536;
-/// The most text of a part: its tokens are counted in 32 bits.
-const LARGEST_SHARD_MIB: u64 = 2048;
+const MIN_VOCABULARY: usize = 100;
+const MAX_VOCABULARY: usize = 1 << 20;
+/// The largest `max_length`: more than the positions of any model.
+const MAX_SIDE_TOKENS: usize = 65_536;
+/// The largest text size of a part: its tokens are counted in 32 bits.
+const MAX_SHARD_MIB: u64 = 2048;
 
+/// The kind of subword vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubwordModel {
     Bpe,
     Unigram,
 }
 
-/// Where the vocabulary comes from.
+/// The origin of the vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SubwordSource {
-    /// Trained on the training pairs: one for both sides, or one for each.
+    /// Trained on the training pairs: one vocabulary for both sides, or one per side.
     Trained { size: usize, model: SubwordModel, separate: bool },
-    /// A `tokenizer.json`, or a directory with it or with one for each side.
+    /// A `tokenizer.json`, or a directory that holds it or one tokenizer per side.
     Given { path: PathBuf },
 }
 
+/// Settings of `hetseq prep translate`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TranslateSettings {
-    /// Files of the source language, and as many of the target language.
+    /// Files of the source language, and the same number of files of the target language.
     pub source: Vec<PathBuf>,
     pub target: Vec<PathBuf>,
-    /// Held-out pairs; may be none.
+    /// Held-out files; may be empty.
     pub valid_source: Vec<PathBuf>,
     pub valid_target: Vec<PathBuf>,
     pub output: PathBuf,
     pub vocabulary: SubwordSource,
-    /// What source and target are called, if anybody said so.
+    /// The names of the source and target languages, if given.
     pub languages: [Option<String>; 2],
-    /// Tokens of a side, `</s>` not counted. Held-out pairs may be shorter.
+    /// The smallest number of tokens per side, without `</s>`. Does not apply to held-out pairs.
     pub min_length: usize,
+    /// The largest number of tokens per side, without `</s>`.
     pub max_length: usize,
-    /// How many times as long one side may be as the other; zero is without limit. Held-out pairs are.
+    /// The largest ratio of the longer side to the shorter side; zero means no limit. Does not
+    /// apply to held-out pairs.
     pub max_ratio: f64,
-    /// Text of both sides per shard.
+    /// Text per shard, both sides together, in MiB.
     pub shard_mib: u64,
 }
 
@@ -62,12 +67,12 @@ impl TranslateSettings {
     pub(super) fn check(&self) -> Result<(), DataError> {
         let bad = |name, problem: String| Err(CorpusError::BadSetting { name, problem }.into());
         if let SubwordSource::Trained { size, .. } = self.vocabulary
-            && !(SMALLEST_VOCABULARY..=LARGEST_VOCABULARY).contains(&size)
+            && !(MIN_VOCABULARY..=MAX_VOCABULARY).contains(&size)
         {
-            return bad("vocab-size", format!("{size} is not between {SMALLEST_VOCABULARY} and {LARGEST_VOCABULARY}"));
+            return bad("vocab-size", format!("{size} is not between {MIN_VOCABULARY} and {MAX_VOCABULARY}"));
         }
-        if !(1..=LONGEST).contains(&self.max_length) {
-            return bad("max-length", format!("{} is not between 1 and {LONGEST}", self.max_length));
+        if !(1..=MAX_SIDE_TOKENS).contains(&self.max_length) {
+            return bad("max-length", format!("{} is not between 1 and {MAX_SIDE_TOKENS}", self.max_length));
         }
         if self.min_length > self.max_length {
             return bad("min-length", format!("{} is above --max-length {}", self.min_length, self.max_length));
@@ -75,13 +80,13 @@ impl TranslateSettings {
         if self.max_ratio != 0.0 && !(1.0..=1000.0).contains(&self.max_ratio) {
             return bad("max-ratio", format!("{} is neither 0 (no limit) nor between 1 and 1000", self.max_ratio));
         }
-        if !(1..=LARGEST_SHARD_MIB).contains(&self.shard_mib) {
-            return bad("shard-mb", format!("{} is not between 1 and {LARGEST_SHARD_MIB}", self.shard_mib));
+        if !(1..=MAX_SHARD_MIB).contains(&self.shard_mib) {
+            return bad("shard-mb", format!("{} is not between 1 and {MAX_SHARD_MIB}", self.shard_mib));
         }
         Ok(())
     }
 
-    /// The files, in pairs.
+    /// Finds the files and pairs them.
     pub(super) fn groups(&self) -> Result<Groups, DataError> {
         let pair = |source: &[PathBuf], target: &[PathBuf]| -> Result<Vec<[TextFile; 2]>, DataError> {
             let found = |inputs: &[PathBuf]| if inputs.is_empty() { Ok(Vec::new()) } else { find(inputs) };
@@ -99,8 +104,8 @@ impl TranslateSettings {
         Ok([train, pair(&self.valid_source, &self.valid_target)?])
     }
 
-    /// Why a pair is left out: by the tokens of its sides, without `</s>`.
-    pub(super) fn drops(&self, split: CorpusSplit, lengths: [usize; 2]) -> Option<DropReason> {
+    /// The reason to drop a pair, from the number of tokens per side without `</s>`.
+    pub(super) fn drop_reason(&self, split: CorpusSplit, lengths: [usize; 2]) -> Option<DropReason> {
         let (shorter, longer) = (lengths[0].min(lengths[1]), lengths[0].max(lengths[1]));
         let is_filtered = split == CorpusSplit::Train;
         if shorter == 0 {
@@ -116,7 +121,7 @@ impl TranslateSettings {
         }
     }
 
-    /// Everything that what is written depends on.
+    /// All settings and inputs that determine the output. A restart compares them.
     pub(super) fn record(&self, groups: &Groups) -> Result<Value, DataError> {
         let vocabulary = match &self.vocabulary {
             SubwordSource::Trained { size, model, separate } => {
@@ -128,9 +133,9 @@ impl TranslateSettings {
             }
             SubwordSource::Given { path } if path.is_dir() => {
                 let files = [TOKENIZER_FILE, SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE].into_iter();
-                let there = files.filter(|file| path.join(file).exists());
+                let present = files.filter(|file| path.join(file).exists());
                 let hash = |file: &str| Ok((file.to_owned(), content_hash(&path.join(file))?.into()));
-                Value::Object(there.map(hash).collect::<Result<_, DataError>>()?)
+                Value::Object(present.map(hash).collect::<Result<_, DataError>>()?)
             }
             SubwordSource::Given { path } => json!({ TOKENIZER_FILE: content_hash(path)? }),
         };
@@ -171,29 +176,29 @@ mod tests {
 
     #[test]
     fn pairs_are_dropped_for_the_first_reason_that_holds() {
-        let drops = |lengths| settings().drops(CorpusSplit::Train, lengths);
+        let drops = |lengths| settings().drop_reason(CorpusSplit::Train, lengths);
         assert_eq!(drops([0, 20]), Some(DropReason::Empty));
         assert_eq!(drops([11, 11]), Some(DropReason::TooLong));
         assert_eq!(drops([1, 2]), Some(DropReason::TooShort));
         assert_eq!(drops([4, 7]), Some(DropReason::Ratio));
-        assert_eq!((drops([4, 6]), drops([10, 10])), (None, None), "the limits themselves are within");
-        let held_out = |lengths| settings().drops(CorpusSplit::Valid, lengths);
+        assert_eq!((drops([4, 6]), drops([10, 10])), (None, None), "the limits are inclusive");
+        let held_out = |lengths| settings().drop_reason(CorpusSplit::Valid, lengths);
         assert_eq!((held_out([1, 10]), held_out([1, 11])), (None, Some(DropReason::TooLong)));
         let unlimited = TranslateSettings { max_ratio: 0.0, ..settings() };
-        assert_eq!(unlimited.drops(CorpusSplit::Train, [2, 10]), None);
+        assert_eq!(unlimited.drop_reason(CorpusSplit::Train, [2, 10]), None);
     }
 
     proptest! {
         #[test]
-        fn which_side_is_which_does_not_matter(a in 0usize..20, b in 0usize..20) {
+        fn both_sides_are_treated_alike(a in 0usize..20, b in 0usize..20) {
             for split in CorpusSplit::ALL {
-                prop_assert_eq!(settings().drops(split, [a, b]), settings().drops(split, [b, a]));
+                prop_assert_eq!(settings().drop_reason(split, [a, b]), settings().drop_reason(split, [b, a]));
             }
         }
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn invalid_settings_are_refused() {
         let wrong = |change: fn(&mut TranslateSettings)| {
             let mut settings = settings();
             change(&mut settings);

@@ -1,11 +1,11 @@
-//! A round pen on a square canvas: straight lines, antialiased.
+//! Draws antialiased straight lines with a round pen on a square canvas.
 //!
-//! The canvas keeps, for each pixel, the squared distance to the nearest line; how dark the pixel is follows at the end,
-//! so that lines which cross do not add up. Used by `digits` only.
+//! The canvas stores, per pixel, the squared distance to the nearest line. The coverage is computed
+//! at the end, so that crossing lines do not add up. Used by `digits` only.
 
-/// A point of the unit square; x to the right, y down.
+/// A point of the unit square. x points right, y points down.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Point {
+pub(super) struct PenPoint {
     pub(super) x: f32,
     pub(super) y: f32,
 }
@@ -25,7 +25,7 @@ impl Canvas {
     }
 
     /// Draws from `from` to `to`; only pixels that a pen of `radius` can touch are visited.
-    pub(super) fn line(&mut self, from: Point, to: Point, radius: f32) {
+    pub(super) fn line(&mut self, from: PenPoint, to: PenPoint, radius: f32) {
         let margin = radius + self.pixel();
         let (dx, dy) = (to.x - from.x, to.y - from.y);
         let length_squared = dx * dx + dy * dy;
@@ -42,8 +42,8 @@ impl Canvas {
         }
     }
 
-    /// How much of each pixel is under the pen, 0 to 1, row by row.
-    pub(super) fn cover(&self, radius: f32) -> impl Iterator<Item = f32> {
+    /// Coverage of each pixel by the pen, 0 to 1, in row-major order.
+    pub(super) fn coverage(&self, radius: f32) -> impl Iterator<Item = f32> {
         let pixels_per_unit = self.size as f32;
         self.squared_distances.iter().map(move |squared| {
             let inside = (radius - squared.sqrt()) * pixels_per_unit;
@@ -55,7 +55,8 @@ impl Canvas {
         1.0 / self.size as f32
     }
 
-    /// Pixels of one axis between two coordinates, with a margin. The casts saturate, so that off the canvas is empty.
+    /// Pixels of one axis between two coordinates, with a margin. The casts saturate, so the range
+    /// is empty off the canvas.
     fn touched(&self, a: f32, b: f32, margin: f32) -> std::ops::Range<usize> {
         let low = (a.min(b) - margin) * self.size as f32;
         let high = (a.max(b) + margin) * self.size as f32;

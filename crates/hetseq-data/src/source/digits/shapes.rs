@@ -1,12 +1,13 @@
-//! The shapes of the ten digits, as strokes in the unit square: x to the right, y down, about 0 to 1 each way.
+//! Shapes of the ten digits, as strokes in the unit square: x points right, y points down, both
+//! about 0 to 1.
 //!
-//! Some digits have two common forms; the hand chooses. Used by `digits` only.
+//! Some digits have two common forms. Used by `digits` only.
 
-use super::pen::Point;
+use super::pen::PenPoint;
 
-type Stroke = Vec<Point>;
+type Stroke = Vec<PenPoint>;
 
-/// The strokes of `label`. `choice` picks among forms that people write.
+/// Returns the strokes of `label`. `choice` selects the form.
 pub(super) fn strokes(label: u8, choice: u32) -> Vec<Stroke> {
     let second_form = choice & 1 == 1;
     match label {
@@ -44,19 +45,19 @@ pub(super) fn strokes(label: u8, choice: u32) -> Vec<Stroke> {
     }
 }
 
-/// Points on part of an ellipse. Degrees run clockwise from the right, as y points down.
+/// Points on an arc of an ellipse. Degrees run clockwise from the right, because y points down.
 fn arc(middle: (f32, f32), radius: (f32, f32), from_degrees: f32, to_degrees: f32) -> Stroke {
     const DEGREES_PER_PIECE: f32 = 24.0;
     let pieces = ((to_degrees - from_degrees).abs() / DEGREES_PER_PIECE).ceil().max(1.0);
     let point = |piece: u32| {
         let degrees = from_degrees + (to_degrees - from_degrees) * piece as f32 / pieces;
         let radians = degrees * (std::f32::consts::PI / 180.0);
-        Point { x: middle.0 + radius.0 * libm::cosf(radians), y: middle.1 + radius.1 * libm::sinf(radians) }
+        PenPoint { x: middle.0 + radius.0 * libm::cosf(radians), y: middle.1 + radius.1 * libm::sinf(radians) }
     };
     (0..=pieces as u32).map(point).collect()
 }
 
-/// A path through corners, with points in between so that the hand can waver.
+/// A path through corners, with points in between for the wobble.
 fn path(corners: &[(f32, f32)]) -> Stroke {
     const PIECES: u32 = 3;
     let mut stroke = Vec::new();
@@ -64,7 +65,7 @@ fn path(corners: &[(f32, f32)]) -> Stroke {
         let ((from_x, from_y), (to_x, to_y)) = (ends[0], ends[1]);
         for piece in u32::from(!stroke.is_empty())..=PIECES {
             let part = piece as f32 / PIECES as f32;
-            stroke.push(Point { x: from_x + (to_x - from_x) * part, y: from_y + (to_y - from_y) * part });
+            stroke.push(PenPoint { x: from_x + (to_x - from_x) * part, y: from_y + (to_y - from_y) * part });
         }
     }
     stroke

@@ -1,4 +1,5 @@
-//! Walks class folders, in parallel. Links are followed; a link that leads back to where it lies in is an error.
+//! Lists the image files in class folders, in parallel. Symbolic links are followed; a link to a
+//! folder that contains it is an error. Called by [`folder`](super).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,19 +13,19 @@ use rayon::prelude::*;
 use super::compare;
 use crate::error::DataError;
 
-pub(super) struct Class {
+pub(super) struct ImageClass {
     pub(super) name: OsString,
-    /// Sorted by name, folder by folder; never empty.
-    pub(super) files: Vec<File>,
+    /// Sorted by name, folder by folder. Never empty.
+    pub(super) files: Vec<ImageFile>,
 }
 
-pub(super) struct File {
-    /// From the split's folder on, the class included.
+pub(super) struct ImageFile {
+    /// Relative to the split's folder, so it begins with the class.
     pub(super) path: Box<Path>,
     pub(super) bytes: u64,
 }
 
-/// The names of the folders in `dir`, sorted. Hidden ones are no classes.
+/// Returns the names of the folders in `dir`, sorted, without hidden ones.
 pub(super) fn folders(dir: &Path) -> Result<Vec<OsString>, DataError> {
     let mut names = Vec::new();
     for entry in entries(dir)? {
@@ -35,59 +36,60 @@ pub(super) fn folders(dir: &Path) -> Result<Vec<OsString>, DataError> {
     Ok(names)
 }
 
-/// All picture files in the folder `name` of `root`, also in folders inside it.
-pub(super) fn class(root: &Path, name: OsString, progress: &Progress<'_>) -> Result<Class, DataError> {
-    let mut walk = Walk { root, progress, files: Vec::new(), others: 0, above: Vec::new() };
+/// Lists all image files in the folder `name` of `root`, recursively.
+pub(super) fn class(root: &Path, name: OsString, progress: &ListingProgress<'_>) -> Result<ImageClass, DataError> {
+    let mut walk = Walk { root, progress, files: Vec::new(), other_files: 0, parents: Vec::new() };
     walk.folder(Path::new(&name), true)?;
     if walk.files.is_empty() {
-        return Err(DataError::EmptyClass { dir: root.join(&name), other_files: walk.others });
+        return Err(DataError::EmptyClass { dir: root.join(&name), other_files: walk.other_files });
     }
-    Ok(Class { name, files: walk.files })
+    Ok(ImageClass { name, files: walk.files })
 }
 
 struct Walk<'a> {
     root: &'a Path,
-    progress: &'a Progress<'a>,
-    files: Vec<File>,
-    others: usize,
-    /// Where the folders really are that lead to this one.
-    above: Vec<PathBuf>,
+    progress: &'a ListingProgress<'a>,
+    files: Vec<ImageFile>,
+    other_files: usize,
+    /// Canonical paths of the folders on the way to the current one.
+    parents: Vec<PathBuf>,
 }
 
 impl Walk<'_> {
     fn folder(&mut self, path: &Path, is_link: bool) -> Result<(), DataError> {
         let dir = self.root.join(path);
-        // Only a link can lead back up, but then to any folder above.
-        let real = fs::canonicalize(&dir).map_err(|reason| DataError::Io { path: dir.clone(), reason })?;
-        if is_link && self.above.contains(&real) {
+        // Only a link can form a loop, and it may point to any parent.
+        let canonical = fs::canonicalize(&dir).map_err(|reason| DataError::Io { path: dir.clone(), reason })?;
+        if is_link && self.parents.contains(&canonical) {
             return Err(DataError::LinkLoop { path: dir });
         }
-        self.above.push(real);
-        let mut pictures = Vec::new();
+        self.parents.push(canonical);
+        let mut images = Vec::new();
         for entry in entries(&dir)? {
             match entry.kind {
                 Kind::Folder { is_link } => {
-                    self.add(path, &mut pictures)?;
+                    self.add(path, &mut images)?;
                     self.folder(&path.join(&entry.name), is_link)?;
                 }
-                Kind::File { .. } if is_picture(&entry.name) => pictures.push(entry),
-                Kind::File { .. } => self.others += 1,
+                Kind::File { .. } if is_image(&entry.name) => images.push(entry),
+                Kind::File { .. } => self.other_files += 1,
             }
         }
-        self.add(path, &mut pictures)?;
-        self.above.pop();
+        self.add(path, &mut images)?;
+        self.parents.pop();
         Ok(())
     }
 
-    /// Looks up the sizes of the files collected so far. In parallel: on a network file system each costs a round trip.
-    fn add(&mut self, folder: &Path, pictures: &mut Vec<Entry>) -> Result<(), DataError> {
+    /// Looks up the sizes of the files collected so far, in parallel: on a network file system each
+    /// lookup is a round trip.
+    fn add(&mut self, folder: &Path, images: &mut Vec<Entry>) -> Result<(), DataError> {
         let progress = self.progress;
-        let sized = |picture: Entry| {
-            let bytes = picture.bytes()?;
-            progress.found_one();
-            Ok(File { path: folder.join(picture.name).into_boxed_path(), bytes })
+        let with_size = |image: Entry| {
+            let bytes = image.bytes()?;
+            progress.count_file();
+            Ok(ImageFile { path: folder.join(image.name).into_boxed_path(), bytes })
         };
-        let found: Vec<Result<File, DataError>> = std::mem::take(pictures).into_par_iter().map(sized).collect();
+        let found: Vec<Result<ImageFile, DataError>> = std::mem::take(images).into_par_iter().map(with_size).collect();
         for file in found {
             self.files.push(file?);
         }
@@ -109,7 +111,8 @@ enum Kind {
 
 impl Entry {
     fn bytes(&self) -> Result<u64, DataError> {
-        // From its folder on, where that is possible: walking the whole path again takes longer than the look itself.
+        // `DirEntry::metadata` does not resolve the whole path again, which takes longer than the
+        // lookup itself.
         let metadata = match self.kind {
             Kind::File { is_link: false } => self.handle.metadata(),
             _ => fs::metadata(self.handle.path()),
@@ -118,8 +121,9 @@ impl Entry {
     }
 }
 
-/// What is in `dir`, sorted by name, without what is hidden (`.DS_Store`, `._x.jpg`). A link counts as what it leads to; one
-/// that leads nowhere as a file, so that it is named when its turn comes.
+/// Returns the entries of `dir`, sorted by name, without hidden ones (`.DS_Store`, `._x.jpg`). A
+/// link counts as its target; a broken one counts as a file, so that the lookup of its size names
+/// it.
 fn entries(dir: &Path) -> Result<Vec<Entry>, DataError> {
     let unreadable = |reason| DataError::Io { path: dir.to_owned(), reason };
     let mut entries = Vec::new();
@@ -139,39 +143,39 @@ fn entries(dir: &Path) -> Result<Vec<Entry>, DataError> {
     Ok(entries)
 }
 
-fn is_picture(name: &OsString) -> bool {
-    let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
-    ending.is_some_and(|ending| ["png", "jpg", "jpeg"].iter().any(|known| ending.eq_ignore_ascii_case(known)))
+fn is_image(name: &OsString) -> bool {
+    let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| ["png", "jpg", "jpeg"].iter().any(|known| extension.eq_ignore_ascii_case(known)))
 }
 
-/// Tells somebody who waits how far the listing is.
-pub(super) struct Progress<'a> {
+/// Reports the number of files listed so far, at intervals.
+pub(super) struct ListingProgress<'a> {
     found: AtomicUsize,
-    last: Mutex<Instant>,
-    every: Duration,
-    say: &'a (dyn Fn(usize) + Sync),
+    last_report: Mutex<Instant>,
+    interval: Duration,
+    report: &'a (dyn Fn(usize) + Sync),
 }
 
-pub(super) const SAY_EVERY: Duration = Duration::from_secs(2);
-/// Looking at the clock for each file would take longer than listing it.
-const LOOK_EVERY: usize = 64;
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(2);
+/// Files per check of the clock, because a check for each file would take longer than listing it.
+const FILES_PER_CHECK: usize = 64;
 
-impl<'a> Progress<'a> {
-    pub(super) fn new(every: Duration, say: &'a (dyn Fn(usize) + Sync)) -> Self {
-        Progress { found: AtomicUsize::new(0), last: Mutex::new(Instant::now()), every, say }
+impl<'a> ListingProgress<'a> {
+    pub(super) fn new(interval: Duration, report: &'a (dyn Fn(usize) + Sync)) -> Self {
+        ListingProgress { found: AtomicUsize::new(0), last_report: Mutex::new(Instant::now()), interval, report }
     }
 
-    fn found_one(&self) {
+    fn count_file(&self) {
         let found = self.found.fetch_add(1, Ordering::Relaxed) + 1;
-        if !found.is_multiple_of(LOOK_EVERY) {
+        if !found.is_multiple_of(FILES_PER_CHECK) {
             return;
         }
-        // Who finds it taken knows that another thread is just saying it.
-        if let Ok(mut last) = self.last.try_lock()
-            && last.elapsed() >= self.every
+        // If the lock is taken, another thread is reporting.
+        if let Ok(mut last_report) = self.last_report.try_lock()
+            && last_report.elapsed() >= self.interval
         {
-            *last = Instant::now();
-            (self.say)(found);
+            *last_report = Instant::now();
+            (self.report)(found);
         }
     }
 }
@@ -181,13 +185,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_told_now_and_then() {
-        for (every, expected) in [(Duration::ZERO, vec![64, 128, 192]), (SAY_EVERY, vec![])] {
-            let said = Mutex::new(Vec::new());
-            let say = |found| said.lock().unwrap().push(found);
-            let progress = Progress::new(every, &say);
-            (0..200).for_each(|_| progress.found_one());
-            assert_eq!(*said.lock().unwrap(), expected);
+    fn progress_is_reported_at_intervals() {
+        for (interval, expected) in [(Duration::ZERO, vec![64, 128, 192]), (REPORT_INTERVAL, vec![])] {
+            let reported = Mutex::new(Vec::new());
+            let report = |found| reported.lock().unwrap().push(found);
+            let progress = ListingProgress::new(interval, &report);
+            (0..200).for_each(|_| progress.count_file());
+            assert_eq!(*reported.lock().unwrap(), expected);
         }
     }
 }

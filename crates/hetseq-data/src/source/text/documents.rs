@@ -1,4 +1,5 @@
-//! Documents out of files, one after the other, with as much memory as the longest needs and no more.
+//! Streams documents from text files. Only one document at a time is in memory. Called by
+//! [`prep`](crate::prep).
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Cursor, Read};
@@ -10,16 +11,16 @@ use super::sentences;
 use super::style::SentenceStyle;
 use crate::error::{CorpusError, DataError};
 
-/// Longer documents are cut: they would not fit into memory. A book is about as long.
-const DOCUMENT_BYTES: usize = 1 << 20;
-/// Longer lines are cut, between words if there are any.
-const LINE_BYTES: usize = 256 << 10;
-/// How much of a file is looked at to see how it writes sentences.
+/// Longer documents are split, to bound memory. A book is about as long.
+const MAX_DOCUMENT_BYTES: usize = 1 << 20;
+/// Longer lines are split, between words if possible.
+const MAX_LINE_BYTES: usize = 256 << 10;
+/// Bytes at the beginning of a file that the sentence style is detected from.
 const STYLE_BYTES: u64 = 256 << 10;
-/// How much of a file is looked at to tell text from what is not.
-const TEXT_BYTES: usize = 4096;
+/// Bytes at the beginning of a file that must not contain a zero byte.
+const TEXT_CHECK_BYTES: usize = 4096;
 
-/// A document's lines, without headings. A blank line ends a paragraph.
+/// The lines of a document, without headings. A blank line ends a paragraph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     pub text: String,
@@ -48,7 +49,7 @@ impl Document {
     }
 }
 
-/// The documents of files, in order.
+/// Iterator over the documents of files, in order.
 pub struct Documents {
     files: VecDeque<TextFile>,
     style: Option<SentenceStyle>,
@@ -60,25 +61,26 @@ struct OpenFile {
     file: TextFile,
     reader: Box<dyn BufRead + Send>,
     style: SentenceStyle,
-    /// The file itself says where documents begin, so that blank lines do not.
+    /// The file marks where documents begin, so blank lines do not separate them.
     is_marked: bool,
     line: Vec<u8>,
-    /// What was cut off a line that was too long.
+    /// The remainder of a line that was too long.
     rest: Vec<u8>,
 }
 
-enum Line {
+enum LineKind {
     Blank,
-    /// Of level 1: a document begins.
+    /// A level-1 heading: a document begins.
     Title,
+    /// A heading of another level.
     Heading,
     /// `<doc ...>` or `</doc>`.
-    Mark,
+    DocTag,
     Text,
 }
 
 impl Documents {
-    /// `style` of all files, or found out for each. `read` counts the bytes that came off the disk.
+    /// Without a `style` it is detected for each file. `read` counts the bytes read from disk.
     pub fn new(files: Vec<TextFile>, style: Option<SentenceStyle>, read: Arc<AtomicU64>) -> Self {
         Documents { files: files.into(), style, read, open: None }
     }
@@ -109,36 +111,36 @@ impl Iterator for Documents {
 impl OpenFile {
     fn new(file: TextFile, style: Option<SentenceStyle>, read: Arc<AtomicU64>) -> Result<Self, DataError> {
         let mut reader = file.open(read)?;
-        // Read on until there is enough of it: how much one read gives is the system's whim.
+        // `read_to_end`, because a single read may return fewer bytes.
         let mut beginning = Vec::new();
         (&mut reader).take(STYLE_BYTES).read_to_end(&mut beginning).map_err(|reason| file.failed(reason))?;
-        if beginning.iter().take(TEXT_BYTES).any(|&byte| byte == 0) {
+        if beginning.iter().take(TEXT_CHECK_BYTES).any(|&byte| byte == 0) {
             return Err(CorpusError::NotText { path: file.path }.into());
         }
-        let style = style.unwrap_or_else(|| style_of(&beginning));
+        let style = style.unwrap_or_else(|| detect_style(&beginning));
         let reader = Box::new(Cursor::new(beginning).chain(reader));
         Ok(OpenFile { file, reader, style, is_marked: false, line: Vec::new(), rest: Vec::new() })
     }
 
     fn next_document(&mut self) -> Result<Option<Document>, DataError> {
         let mut text = String::new();
-        while text.len() < DOCUMENT_BYTES && self.read_line()? {
+        while text.len() < MAX_DOCUMENT_BYTES && self.read_line()? {
             let line = String::from_utf8_lossy(&self.line);
             let line = line.trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
-            let ends = match kind(line) {
-                Line::Blank => !self.is_marked,
-                Line::Title | Line::Mark => {
+            let ends_document = match kind(line) {
+                LineKind::Blank => !self.is_marked,
+                LineKind::Title | LineKind::DocTag => {
                     self.is_marked = true;
                     true
                 }
-                Line::Heading => false,
-                Line::Text => {
+                LineKind::Heading => false,
+                LineKind::Text => {
                     text.push_str(line);
                     text.push('\n');
                     continue;
                 }
             };
-            if ends && !text.is_empty() {
+            if ends_document && !text.is_empty() {
                 return Ok(Some(Document { text, style: self.style }));
             }
             if !text.is_empty() && !text.ends_with("\n\n") {
@@ -148,7 +150,7 @@ impl OpenFile {
         Ok((!text.is_empty()).then_some(Document { text, style: self.style }))
     }
 
-    /// Reads a line, or as much of it as a line may have. False at the end.
+    /// Reads a line, or its first [`MAX_LINE_BYTES`]. Returns false at the end of the file.
     fn read_line(&mut self) -> Result<bool, DataError> {
         self.line.clear();
         self.line.append(&mut self.rest);
@@ -157,7 +159,7 @@ impl OpenFile {
             if buffer.is_empty() {
                 return Ok(!self.line.is_empty());
             }
-            let room = buffer.len().min(LINE_BYTES - self.line.len());
+            let room = buffer.len().min(MAX_LINE_BYTES - self.line.len());
             let newline = buffer[..room].iter().position(|&byte| byte == b'\n');
             let taken = newline.map_or(room, |at| at + 1);
             self.line.extend_from_slice(&buffer[..taken]);
@@ -165,48 +167,48 @@ impl OpenFile {
             if newline.is_some() {
                 return Ok(true);
             }
-            if self.line.len() == LINE_BYTES {
-                self.rest = self.line.split_off(cut(&self.line));
+            if self.line.len() == MAX_LINE_BYTES {
+                self.rest = self.line.split_off(split_point(&self.line));
                 return Ok(true);
             }
         }
     }
 }
 
-/// How a file that begins like this writes sentences.
-fn style_of(beginning: &[u8]) -> SentenceStyle {
-    // The last line may be cut short here, and would count as one that ends anywhere.
+/// Detects the sentence style from the beginning of a file.
+fn detect_style(beginning: &[u8]) -> SentenceStyle {
+    // The last line may be incomplete and would look like a wrapped one.
     let whole = beginning.iter().rposition(|&byte| byte == b'\n').map_or(beginning, |at| &beginning[..at]);
     let beginning = String::from_utf8_lossy(whole);
-    let is_text = |line: &&str| matches!(kind(line), Line::Text | Line::Blank);
+    let is_text = |line: &&str| matches!(kind(line), LineKind::Text | LineKind::Blank);
     let text: Vec<&str> = beginning.lines().filter(is_text).collect();
-    SentenceStyle::of(&text.join("\n"))
+    SentenceStyle::detect(&text.join("\n"))
 }
 
-/// Where to cut a line that is too long: after its last space, else between two characters.
-fn cut(line: &[u8]) -> usize {
+/// Where to split a line that is too long: after its last space, else between two characters.
+fn split_point(line: &[u8]) -> usize {
     let space = line.iter().rposition(|&byte| byte == b' ').map(|at| at + 1);
-    let is_inside = |byte: u8| byte & 0b1100_0000 == 0b1000_0000;
-    let character = line.iter().rposition(|&byte| !is_inside(byte)).filter(|&at| at > 0);
+    let is_continuation = |byte: u8| byte & 0b1100_0000 == 0b1000_0000;
+    let character = line.iter().rposition(|&byte| !is_continuation(byte)).filter(|&at| at > 0);
     space.or(character).unwrap_or(line.len())
 }
 
-fn kind(line: &str) -> Line {
+fn kind(line: &str) -> LineKind {
     let line = line.trim();
     if line.is_empty() {
-        return Line::Blank;
+        return LineKind::Blank;
     }
     if (line.starts_with("<doc ") && line.ends_with('>')) || line == "</doc>" {
-        return Line::Mark;
+        return LineKind::DocTag;
     }
     match heading_level(line) {
-        None => Line::Text,
-        Some(1) => Line::Title,
-        Some(_) => Line::Heading,
+        None => LineKind::Text,
+        Some(1) => LineKind::Title,
+        Some(_) => LineKind::Heading,
     }
 }
 
-/// ` = Title = ` is of level 1, ` = = Part = = ` and `== Part ==` are of level 2.
+/// Returns the level of a heading: 1 for ` = Title = `, 2 for ` = = Part = = ` and `== Part ==`.
 fn heading_level(line: &str) -> Option<usize> {
     let is_mark = |c: char| c == '=' || c == ' ';
     let inner = line.trim_start_matches(is_mark);
@@ -238,14 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn blank_lines_part_documents() {
+    fn blank_lines_separate_documents() {
         assert_eq!(texts(b"a\nb\n\n \n\nc\n"), ["a\nb\n", "c\n"]);
         assert_eq!(texts(b"\xef\xbb\xbfa\r\nb\r\n\r\nc"), ["a\nb\n", "c\n"]);
         assert_eq!(texts(b"\n\n"), [] as [&str; 0]);
     }
 
     #[test]
-    fn titles_part_documents_where_there_are_any() {
+    fn titles_separate_documents_if_there_are_any() {
         let wiki = b" \n = One = \n \n a . \n \n = = Part = = \n b . \n c . \n \n = Two = \n \n d . \n";
         assert_eq!(texts(wiki), ["a .\n\nb .\nc .\n\n", "d .\n"]);
         assert_eq!(texts(b"before\n\n = One = \na\n\nb\n"), ["before\n", "a\n\nb\n"]);
@@ -266,22 +268,22 @@ mod tests {
     }
 
     #[test]
-    fn packed_files_and_bytes_that_are_no_text_are_read_too() {
-        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        packer.write_all("sch\u{f6}n\n".as_bytes()).unwrap();
-        assert_eq!(texts(&packer.finish().unwrap()), ["sch\u{f6}n\n"]);
+    fn gzip_and_invalid_utf8_are_read() {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all("sch\u{f6}n\n".as_bytes()).unwrap();
+        assert_eq!(texts(&encoder.finish().unwrap()), ["sch\u{f6}n\n"]);
         assert_eq!(texts(b"a\xffb\n"), ["a\u{fffd}b\n"]);
     }
 
     #[test]
-    fn what_is_damaged_or_no_text_is_named() {
+    fn damaged_and_binary_files_are_named() {
         let dir = tempfile::tempdir().unwrap();
-        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        packer.write_all(&b"some words and more of them\n".repeat(1000)).unwrap();
-        let mut cut_short = packer.finish().unwrap();
-        cut_short.truncate(cut_short.len() - 20);
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&b"some words and more of them\n".repeat(1000)).unwrap();
+        let mut truncated = encoder.finish().unwrap();
+        truncated.truncate(truncated.len() - 20);
         for (name, bytes, part) in
-            [("cut.gz", cut_short, "damaged or truncated gzip"), ("x.txt", vec![b'a', 0, 1], "not text")]
+            [("cut.gz", truncated, "damaged or truncated gzip"), ("x.txt", vec![b'a', 0, 1], "not text")]
         {
             let path = dir.path().join(name);
             std::fs::write(&path, bytes).unwrap();
@@ -291,15 +293,15 @@ mod tests {
     }
 
     #[test]
-    fn endless_lines_and_documents_are_cut_and_nothing_is_lost() {
+    fn endless_lines_and_documents_are_split_without_loss() {
         for word in ["words ", "w\u{f6}rter", "x\n"] {
             let text = word.repeat(3_000_000 / word.len());
-            let cut = documents(text.as_bytes());
-            assert!(cut.len() > 1);
-            assert!(cut.iter().all(|document| document.text.len() <= DOCUMENT_BYTES + LINE_BYTES + 1));
+            let parts = documents(text.as_bytes());
+            assert!(parts.len() > 1);
+            assert!(parts.iter().all(|document| document.text.len() <= MAX_DOCUMENT_BYTES + MAX_LINE_BYTES + 1));
             let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace()).count();
-            assert_eq!(cut.iter().map(|document| letters(&document.text)).sum::<usize>(), letters(&text));
-            assert!(!cut.iter().any(|document| document.text.contains('\u{fffd}')));
+            assert_eq!(parts.iter().map(|document| letters(&document.text)).sum::<usize>(), letters(&text));
+            assert!(!parts.iter().any(|document| document.text.contains('\u{fffd}')));
         }
     }
 

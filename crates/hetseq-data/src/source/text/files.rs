@@ -1,4 +1,5 @@
-//! Which files hold text, and in which order: the same on every machine.
+//! Lists text files in an order that is the same on every machine, and opens them. Called by
+//! [`prep`](crate::prep) and by the other files of this module.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -10,30 +11,32 @@ use fs_err as fs;
 
 use crate::error::{CorpusError, DataError};
 
-/// Deeper than anybody keeps text; a link that leads back to its own directory gets here.
-const DEEPEST: usize = 64;
+/// No real directory tree is deeper, but a symbolic link to a parent directory reaches it.
+const MAX_DEPTH: usize = 64;
 const BUFFER_BYTES: usize = 1 << 20;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// How much of each end of a file identifies it.
+/// Bytes at each end of a file that are part of its identity.
 const IDENTITY_BYTES: u64 = 64 << 10;
 
-/// A file of text.
+/// A text file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextFile {
     pub path: PathBuf,
-    /// Its path below the input it was found in: the same wherever that lies.
+    /// Path relative to the input that it was found in, so it is the same on every machine.
     pub name: String,
-    /// As it lies on the disk, packed or not.
+    /// Size on disk, compressed or not.
     pub bytes: u64,
 }
 
-/// The files of `inputs`: files as they are named, directories searched through and through, in the order of their names.
+/// Lists the files of `inputs`: files in the given order, directories recursively and sorted by
+/// name.
 ///
-/// A directory counts with its files that end in `.txt`, `.gz` or nothing; hidden ones do not.
+/// In a directory only files with the extension `.txt`, `.gz` or none count. Hidden files
+/// and directories are skipped.
 pub fn find(inputs: &[PathBuf]) -> Result<Vec<TextFile>, DataError> {
     let mut files = Vec::new();
     for input in inputs {
-        if look_at(input)?.is_dir() {
+        if metadata(input)?.is_dir() {
             search(input, "", 0, &mut files)?;
         } else {
             let name = input.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -46,17 +49,17 @@ pub fn find(inputs: &[PathBuf]) -> Result<Vec<TextFile>, DataError> {
     Ok(files)
 }
 
-fn look_at(path: &Path) -> Result<std::fs::Metadata, DataError> {
+fn metadata(path: &Path) -> Result<std::fs::Metadata, DataError> {
     fs::metadata(path).map_err(|reason| match reason.kind() {
         std::io::ErrorKind::NotFound => CorpusError::NoInput { path: path.to_owned() }.into(),
         _ => DataError::Io { path: path.to_owned(), reason },
     })
 }
 
-fn search(dir: &Path, below: &str, depth: usize, files: &mut Vec<TextFile>) -> Result<(), DataError> {
+fn search(dir: &Path, prefix: &str, depth: usize, files: &mut Vec<TextFile>) -> Result<(), DataError> {
     let failed = |reason| DataError::Io { path: dir.to_owned(), reason };
-    if depth > DEEPEST {
-        let reason = std::io::Error::other(format!("{} lies {DEEPEST} directories deep", dir.display()));
+    if depth > MAX_DEPTH {
+        let reason = std::io::Error::other(format!("{} is more than {MAX_DEPTH} directories deep", dir.display()));
         return Err(failed(reason));
     }
     let mut names = Vec::new();
@@ -70,11 +73,11 @@ fn search(dir: &Path, below: &str, depth: usize, files: &mut Vec<TextFile>) -> R
         if name.starts_with('.') {
             continue;
         }
-        let below = if below.is_empty() { name.to_string() } else { format!("{below}/{name}") };
-        if look_at(&path)?.is_dir() {
-            search(&path, &below, depth + 1, files)?;
+        let relative = if prefix.is_empty() { name.to_string() } else { format!("{prefix}/{name}") };
+        if metadata(&path)?.is_dir() {
+            search(&path, &relative, depth + 1, files)?;
         } else if is_text_name(Path::new(name.as_ref())) {
-            files.push(TextFile::new(path, below)?);
+            files.push(TextFile::new(path, relative)?);
         }
     }
     Ok(())
@@ -82,18 +85,19 @@ fn search(dir: &Path, below: &str, depth: usize, files: &mut Vec<TextFile>) -> R
 
 fn is_text_name(name: &Path) -> bool {
     let stem = match name.extension() {
-        Some(ending) if ending == "gz" => Path::new(name.file_stem().unwrap_or_default()),
+        Some(extension) if extension == "gz" => Path::new(name.file_stem().unwrap_or_default()),
         _ => name,
     };
-    stem.extension().is_none_or(|ending| ending == "txt")
+    stem.extension().is_none_or(|extension| extension == "txt")
 }
 
 impl TextFile {
     pub(super) fn new(path: PathBuf, name: String) -> Result<Self, DataError> {
-        Ok(TextFile { bytes: look_at(&path)?.len(), path, name })
+        Ok(TextFile { bytes: metadata(&path)?.len(), path, name })
     }
 
-    /// 16 hexadecimal digits of name, size and both ends: enough to notice that a restart has other input.
+    /// 16 hexadecimal digits over name, size and both ends of the file: enough to detect that a
+    /// restarted preparation has different input.
     pub fn identity(&self) -> Result<String, DataError> {
         let failed = |reason| DataError::Io { path: self.path.clone(), reason };
         let mut hasher = blake3::Hasher::new();
@@ -112,14 +116,15 @@ impl TextFile {
         Ok(hasher.finalize().to_hex()[..16].to_owned())
     }
 
-    /// Opens the text itself. Whether it is packed is seen from its first bytes. `read` counts what comes off the disk.
+    /// Opens the file and decompresses it if it begins like gzip. `read` counts the bytes read from
+    /// disk.
     pub(super) fn open(&self, read: Arc<AtomicU64>) -> Result<Box<dyn BufRead + Send>, DataError> {
         let failed = |reason| DataError::Io { path: self.path.clone(), reason };
-        let file = Counted { file: fs::File::open(&self.path).map_err(failed)?, read };
-        unpacked(file).map_err(failed)
+        let file = CountingFile { file: fs::File::open(&self.path).map_err(failed)?, read };
+        decompress(file).map_err(failed)
     }
 
-    /// What to call an error that came while reading: unpacking fails in its own ways.
+    /// Converts an error while reading: some kinds come from the gzip decoder.
     pub(super) fn failed(&self, reason: std::io::Error) -> DataError {
         use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
         let path = self.path.clone();
@@ -130,21 +135,22 @@ impl TextFile {
     }
 }
 
-/// The text itself, whether it is packed or not.
-pub(super) fn unpacked(text: impl Read + Send + 'static) -> std::io::Result<Box<dyn BufRead + Send>> {
-    let mut packed = BufReader::with_capacity(BUFFER_BYTES, text);
-    Ok(match packed.fill_buf()?.starts_with(&GZIP_MAGIC) {
-        true => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
-        false => Box::new(packed),
+/// A reader of the text, which is decompressed if it begins like gzip.
+pub(super) fn decompress(text: impl Read + Send + 'static) -> std::io::Result<Box<dyn BufRead + Send>> {
+    let mut reader = BufReader::with_capacity(BUFFER_BYTES, text);
+    Ok(match reader.fill_buf()?.starts_with(&GZIP_MAGIC) {
+        true => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader))),
+        false => Box::new(reader),
     })
 }
 
-struct Counted {
+/// A file that counts the bytes read from it.
+struct CountingFile {
     file: fs::File,
     read: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountingFile {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let bytes = self.file.read(buffer)?;
         self.read.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -157,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_what_is_text() {
+    fn text_files_are_recognised_by_name() {
         for name in ["a.txt", "a.txt.gz", "a.gz", "wiki_00"] {
             assert!(is_text_name(Path::new(name)), "{name}");
         }
@@ -167,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn files_come_in_the_order_of_their_names_and_those_named_come_whatever_their_ending() {
+    fn files_are_sorted_by_name_and_explicit_files_may_have_any_extension() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["b/2.txt", "b/10", "a.txt", ".hidden", "b/.hidden/x.txt", "data.csv", "c.txt.gz"] {
             let path = dir.path().join(name);
@@ -185,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_of_a_file_sees_its_name_size_and_both_ends() {
+    fn the_identity_covers_name_size_and_both_ends() {
         let dir = tempfile::tempdir().unwrap();
         let identity = |name: &str, text: &[u8]| {
             let path = dir.path().join(name);

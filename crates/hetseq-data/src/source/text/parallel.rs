@@ -1,43 +1,45 @@
-//! Pairs of lines out of pairs of files, where line n of one is the translation of line n of the other.
+//! Reads pairs of lines from pairs of files, where line n of one is the translation of line n of
+//! the other. Called by [`prep::translate`](crate::prep::translate).
 //!
-//! Unlike documents, lines are taken as they are or not at all: a line lost or cut on one side would shift all after it.
+//! Unlike documents, lines are read unchanged or are an error: a line lost or split on one side
+//! would shift all lines after it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::files::TextFile;
-use super::lines::{Line, Lines};
+use super::lines::{LimitedLine, Lines};
 use crate::error::{CorpusError, DataError};
 
-/// Longer lines are no sentences, and are not kept in memory.
-const LINE_BYTES: usize = 1 << 20;
+/// Longer lines are not sentences and are not kept in memory.
+const MAX_LINE_BYTES: usize = 1 << 20;
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// A line and its translation, without their ends.
+/// A line and its translation, without line ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinePair {
     /// Source and target.
     pub lines: [String; 2],
-    /// A side was longer than a sentence can be, and is empty here.
-    pub is_endless: bool,
-    /// Which pair of files it is of, from 0.
+    /// A side was longer than 1 MiB and is empty here.
+    pub is_too_long: bool,
+    /// Index of its pair of files, from 0.
     pub file: usize,
-    /// In its files, from 1.
+    /// Line number in its files, from 1.
     pub line: u64,
 }
 
-/// The pairs of files, in order.
+/// Iterator over the line pairs of files, in order.
 pub struct ParallelLines {
     files: VecDeque<[TextFile; 2]>,
     read: Arc<AtomicU64>,
     open: Option<[Lines; 2]>,
-    /// How many pairs of files were opened.
+    /// Number of file pairs opened so far.
     opened: usize,
 }
 
 impl ParallelLines {
-    /// `read` counts the bytes that came off the disk.
+    /// `read` counts the bytes read from disk.
     pub fn new(files: Vec<[TextFile; 2]>, read: Arc<AtomicU64>) -> Self {
         ParallelLines { files: files.into(), read, open: None, opened: 0 }
     }
@@ -46,22 +48,22 @@ impl ParallelLines {
         loop {
             if self.open.is_none() {
                 let Some([source, target]) = self.files.pop_front() else { return Ok(None) };
-                let open = |file| Lines::of(file, self.read.clone());
+                let open = |file| Lines::from_file(file, self.read.clone());
                 self.open = Some([open(source)?, open(target)?]);
                 self.opened += 1;
             }
             let Some([source, target]) = &mut self.open else { return Ok(None) };
-            let (one, other) = (source.next_within(LINE_BYTES)?, target.next_within(LINE_BYTES)?);
-            let (file, line) = (self.opened - 1, source.count_read() as u64);
+            let (one, other) = (source.next_limited(MAX_LINE_BYTES)?, target.next_limited(MAX_LINE_BYTES)?);
+            let (file, line) = (self.opened - 1, source.lines_read() as u64);
             match (one, other) {
                 (Some(one), Some(other)) => {
-                    let is_endless = [&one, &other].iter().any(|line| matches!(line, Line::TooLong));
-                    let text = |taken: Line| match taken {
-                        Line::Whole(text) if line == 1 => text.trim_start_matches(BYTE_ORDER_MARK).to_owned(),
-                        Line::Whole(text) => text,
-                        Line::TooLong => String::new(),
+                    let is_too_long = [&one, &other].iter().any(|line| matches!(line, LimitedLine::TooLong));
+                    let text = |taken: LimitedLine| match taken {
+                        LimitedLine::Complete(text) if line == 1 => text.trim_start_matches(BYTE_ORDER_MARK).to_owned(),
+                        LimitedLine::Complete(text) => text,
+                        LimitedLine::TooLong => String::new(),
                     };
-                    return Ok(Some(LinePair { lines: [one, other].map(text), is_endless, file, line }));
+                    return Ok(Some(LinePair { lines: [one, other].map(text), is_too_long, file, line }));
                 }
                 (None, None) if line > 0 => self.open = None,
                 _ => return Err(unequal(source, target)),
@@ -78,13 +80,14 @@ impl Iterator for ParallelLines {
     }
 }
 
-/// One file ended before the other, or both at once: they are counted to their ends.
+/// The error for files of unequal length or without lines. Reads both to the end to count their
+/// lines.
 fn unequal(source: &mut Lines, target: &mut Lines) -> DataError {
     for lines in [&mut *source, &mut *target] {
         loop {
-            match lines.next_within(LINE_BYTES) {
+            match lines.next_limited(MAX_LINE_BYTES) {
                 Ok(Some(_)) => {}
-                Ok(None) if lines.count_read() == 0 => {
+                Ok(None) if lines.lines_read() == 0 => {
                     return CorpusError::EmptyFile { path: lines.path().to_owned() }.into();
                 }
                 Ok(None) => break,
@@ -93,7 +96,7 @@ fn unequal(source: &mut Lines, target: &mut Lines) -> DataError {
         }
     }
     let (source_path, target_path) = (source.path().to_owned(), target.path().to_owned());
-    let [source_lines, target_lines] = [source.count_read() as u64, target.count_read() as u64];
+    let [source_lines, target_lines] = [source.lines_read() as u64, target.lines_read() as u64];
     CorpusError::UnequalLines { source_path, source_lines, target_path, target_lines }.into()
 }
 
@@ -123,16 +126,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pairs: Result<Vec<LinePair>, DataError> =
             ParallelLines::new(files(dir.path(), contents), Arc::default()).collect();
-        let told = |error: DataError| error.to_string().replace(&dir.path().display().to_string(), "");
+        let message = |error: DataError| error.to_string().replace(&dir.path().display().to_string(), "");
         let parts = |pair: LinePair| {
             let [source, target] = pair.lines;
             (source, target, pair.file, pair.line)
         };
-        pairs.map(|pairs| pairs.into_iter().map(parts).collect()).map_err(told)
+        pairs.map(|pairs| pairs.into_iter().map(parts).collect()).map_err(message)
     }
 
     #[test]
-    fn lines_end_at_newlines_and_at_nothing_else() {
+    fn only_a_newline_ends_a_line() {
         let pair = |a: &str, b: &str, file, line| (a.to_owned(), b.to_owned(), file, line);
         let [source, target] =
             ["\u{feff}a\r\n b\u{2028}\u{85}\n\nlast".as_bytes(), "x\n\ty\x0c \nz\r\r\nend\n".as_bytes()];
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_with_its_line() {
+    fn errors_name_file_and_line() {
         let cases: [(&[Contents<'_>], &[&str]); 6] = [
             (&[[b"a\nb\nc\n", b"x\n"]], &["/0.en has 3 lines but", "/0.de has 1;"]),
             (&[[b"a\n", b"x\n"], [b"a", b"x\ny\nz"]], &["/1.en has 1 lines but", "/1.de has 3;"]),
@@ -165,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_one_line() {
+    fn an_endless_line_is_one_line() {
         let dir = tempfile::tempdir().unwrap();
-        let mut long = vec![b'x'; 3 * LINE_BYTES];
+        let mut long = vec![b'x'; 3 * MAX_LINE_BYTES];
         long.extend_from_slice(b"\nb\n");
         let files = files(dir.path(), &[[&long, b"1\n2\n"]]);
         let pairs: Vec<LinePair> = ParallelLines::new(files, Arc::default()).collect::<Result<_, _>>().unwrap();
-        assert_eq!(pairs.iter().map(|pair| pair.is_endless).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(pairs.iter().map(|pair| pair.is_too_long).collect::<Vec<_>>(), [true, false]);
         assert_eq!(pairs[1].lines, ["b", "2"]);
     }
 }

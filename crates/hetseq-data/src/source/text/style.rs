@@ -1,28 +1,29 @@
-//! How a file writes sentences: told by a look at its beginning.
+//! Detects how a file divides sentences into lines, from its beginning. Called by
+//! `documents`.
 
 use serde::{Deserialize, Serialize};
 
 use super::sentences::{is_closing, is_end, is_ideographic_end, split};
 
-/// What a line is.
+/// What one line of a text file contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SentenceStyle {
-    /// A sentence.
+    /// One sentence.
     Lines,
-    /// Some sentences, all of them whole.
+    /// One or more complete sentences.
     Paragraphs,
-    /// A piece of a text that was wrapped at some width: the lines of a paragraph belong together.
+    /// A piece of text wrapped at some width: the lines of a paragraph belong together.
     Wrapped,
 }
 
-/// The longest that a line of wrapped text is, in bytes. Beyond, a line is a paragraph.
-const WRAPPED_AT_MOST: usize = 140;
-const WRAPPED_AT_LEAST: usize = 40;
+/// Maximum width of wrapped text, in bytes. A longer line is a paragraph.
+const MAX_WRAP_BYTES: usize = 140;
+const MIN_WRAP_BYTES: usize = 40;
 
 impl SentenceStyle {
-    /// Of a file that begins like this.
-    pub fn of(beginning: &str) -> Self {
+    /// Detects the style of a file from its beginning.
+    pub fn detect(beginning: &str) -> Self {
         let lines: Vec<&str> = beginning.lines().map(str::trim).collect();
         let filled = lines.iter().filter(|line| !line.is_empty()).count();
         if filled == 0 {
@@ -33,20 +34,21 @@ impl SentenceStyle {
         }
         let mut sentences = 0;
         lines.iter().for_each(|line| split(line, |_| sentences += 1));
-        // One sentence a line, but for the few that the rule takes for two.
+        // One sentence per line. The margin is for the few lines that the rule splits wrongly.
         if sentences as f64 <= 1.25 * filled as f64 { SentenceStyle::Lines } else { SentenceStyle::Paragraphs }
     }
 }
 
-/// Wrapped text has lines of nearly one length that end anywhere. Only lines with another below them tell.
+/// Wrapped text has lines of similar length that end anywhere in a sentence. Only lines followed by
+/// another line count.
 fn is_wrapped(lines: &[&str]) -> bool {
     let inner: Vec<&str> =
         lines.windows(2).filter(|pair| !pair[0].is_empty() && !pair[1].is_empty()).map(|pair| pair[0]).collect();
     let mut lengths: Vec<usize> = inner.iter().map(|line| line.len()).collect();
     lengths.sort_unstable();
-    // The widest twentieth is left out: one long line does not make a text unwrapped.
+    // The 95th percentile, because a few long lines do not make a text unwrapped.
     let Some(&width) = lengths.get(lengths.len() * 19 / 20) else { return false };
-    if inner.len() < 3 || !(WRAPPED_AT_LEAST..=WRAPPED_AT_MOST).contains(&width) {
+    if inner.len() < 3 || !(MIN_WRAP_BYTES..=MAX_WRAP_BYTES).contains(&width) {
         return false;
     }
     let full = lengths.iter().filter(|&&length| 4 * length >= 3 * width).count();
@@ -63,23 +65,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_three_styles_are_told_apart() {
+    fn the_three_styles_are_detected() {
         let lines = "The sea is wide.\nIt has no end.\nDr. Smith saw it.\n\nAnother text.\nAs short as the first.\n";
-        assert_eq!(SentenceStyle::of(lines), SentenceStyle::Lines);
+        assert_eq!(SentenceStyle::detect(lines), SentenceStyle::Lines);
         let paragraphs = " = Sea = \n\n The sea is wide . It has no end . We saw it .\n It is blue . So it is .\n";
-        assert_eq!(SentenceStyle::of(paragraphs), SentenceStyle::Paragraphs);
+        assert_eq!(SentenceStyle::detect(paragraphs), SentenceStyle::Paragraphs);
         let wrapped = "It was a bright cold day in a month that I do not recall, and the\n\
-                       clocks in the town were striking an hour that nobody had ever heard\n\
+                       clocks in the town were striking an hour that no person ever heard\n\
                        of. He went up the stairs, which were many, and rested on each of the\n\
                        seven landings. Then he came to a door\n\nand stopped.\n";
-        assert_eq!(SentenceStyle::of(wrapped), SentenceStyle::Wrapped);
-        assert_eq!(SentenceStyle::of("\n\n"), SentenceStyle::Paragraphs);
+        assert_eq!(SentenceStyle::detect(wrapped), SentenceStyle::Wrapped);
+        assert_eq!(SentenceStyle::detect("\n\n"), SentenceStyle::Paragraphs);
     }
 
     #[test]
     fn lines_without_punctuation_are_sentences() {
         let lyrics =
             "row row row your boat\ngently down the stream\nmerrily merrily merrily merrily\nlife is but a dream\n";
-        assert_eq!(SentenceStyle::of(lyrics), SentenceStyle::Lines);
+        assert_eq!(SentenceStyle::detect(lyrics), SentenceStyle::Lines);
     }
 }

@@ -1,24 +1,26 @@
-//! The factored second moments: row and column means of squared gradients, and what follows from them.
+//! Factored second moments: row and column means of squared gradients, and the factors of the step.
+//! The first of Adafactor's three passes.
 //!
-//! A large matrix is summed in bands of rows, whose height follows from its shape alone, and the sums of the
-//! bands are added in order. So the result does not depend on who summed a band. The first of Adafactor's
-//! three passes.
+//! A large matrix is summed in bands of rows. The height of a band depends on the shape only, and
+//! the band sums are added in order, so the result does not depend on the threads.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::super::pieces::{Pieces, Tensor, cut};
-use super::{Moments, Scalars};
+use super::{AdafactorMoments, AdafactorScalars};
 use crate::norm::{CHUNK, LANES};
 
-/// Elements in a band, about: 128 KiB of gradients. Part of the result's definition.
+/// The approximate number of elements per band: 128 KiB of gradients. Part of the definition of the
+/// result.
 const BAND: usize = 32 * 1024;
 
-/// Rows in a band of a wide matrix, so that its column sums, in `f64`, stay far smaller than the band.
-const LEAST_ROWS: usize = 32;
+/// The smallest number of rows per band, so that the column sums of a wide matrix, in `f64`, stay
+/// far smaller than the band.
+const MIN_ROWS: usize = 32;
 
-/// A parameter as `batch` matrices: its last two dimensions, for each index of those before.
+/// A parameter as `batch` matrices of its last two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Factoring {
     batch: usize,
@@ -33,11 +35,12 @@ impl Factoring {
         Some(Factoring { batch: batch.iter().product(), height: *height, width: *width })
     }
 
-    /// Of all its matrices.
+    /// The number of rows of all matrices.
     pub(super) fn rows(&self) -> usize {
         self.batch * self.height
     }
 
+    /// The number of columns of all matrices.
     pub(super) fn cols(&self) -> usize {
         self.batch * self.width
     }
@@ -51,15 +54,15 @@ struct Sums {
 }
 
 impl Sums {
-    /// Takes the sums of another matrix, in bands if it is large.
-    fn take(&mut self, matrix: &[f32], width: usize) {
+    /// Sums another matrix, in bands if it is large.
+    fn compute(&mut self, matrix: &[f32], width: usize) {
         if matrix.len() <= BAND {
-            return self.take_band(matrix, width);
+            return self.compute_band(matrix, width);
         }
-        let rows = LEAST_ROWS.max(BAND / width);
+        let rows = MIN_ROWS.max(BAND / width);
         let sum = |band| {
             let mut sums = Sums::default();
-            sums.take_band(band, width);
+            sums.compute_band(band, width);
             sums
         };
         let bands: Vec<Sums> = matrix.par_chunks(rows * width).map(sum).collect();
@@ -72,11 +75,11 @@ impl Sums {
         }
     }
 
-    fn take_band(&mut self, band: &[f32], width: usize) {
+    fn compute_band(&mut self, band: &[f32], width: usize) {
         self.clear(width);
         let (rows, cols) = (band.chunks_exact(width), &mut self.cols[..]);
         if width < LANES {
-            self.rows.extend(rows.map(|row| add_squares_of_few(row, cols)));
+            self.rows.extend(rows.map(|row| add_squares_short(row, cols)));
         } else {
             self.rows.extend(rows.map(|row| add_squares(row, cols)));
         }
@@ -89,7 +92,7 @@ impl Sums {
     }
 }
 
-/// Adds the squares of a row to the sums of its columns and returns their sum, in the order of `norm.rs`.
+/// Adds the squares of a row to the column sums and returns their sum, in the order of `norm.rs`.
 #[inline(never)]
 fn add_squares(row: &[f32], cols: &mut [f64]) -> f64 {
     let mut total = 0.0;
@@ -103,13 +106,13 @@ fn add_squares(row: &[f32], cols: &mut [f64]) -> f64 {
                 *col += square;
             }
         }
-        total = lanes.iter().fold(total, |total, lane| total + lane) + add_squares_of_few(rest, col_rest);
+        total = lanes.iter().fold(total, |total, lane| total + lane) + add_squares_short(rest, col_rest);
     }
     total
 }
 
-/// The same for less than a group, such as a row of a convolution's kernel.
-fn add_squares_of_few(row: &[f32], cols: &mut [f64]) -> f64 {
+/// The same for fewer than [`LANES`] elements, such as a row of a convolution kernel.
+fn add_squares_short(row: &[f32], cols: &mut [f64]) -> f64 {
     let mut total = 0.0;
     for (x, col) in row.iter().zip(cols) {
         let square = f64::from(*x) * f64::from(*x);
@@ -119,15 +122,16 @@ fn add_squares_of_few(row: &[f32], cols: &mut [f64]) -> f64 {
     total
 }
 
-/// Moves the second moments of the factored parameters in `range` and returns their factors; none for others.
+/// Updates the second moments of the factored parameters in `range` and returns their factors;
+/// `None` for other parameters.
 pub(super) fn update(
     all: &Pieces,
     range: &Range<usize>,
     gradients: &[f32],
-    moments: &mut Moments,
-    scalars: &Scalars,
+    moments: &mut AdafactorMoments,
+    scalars: &AdafactorScalars,
 ) -> Vec<Option<Factors>> {
-    let Moments { exp_avg_sq_row, exp_avg_sq_col, factorings, .. } = moments;
+    let AdafactorMoments { exp_avg_sq_row, exp_avg_sq_col, factorings, .. } = moments;
     let size = |size: fn(&Factoring) -> usize| factorings.iter().map(move |f| f.as_ref().map_or(0, size));
     let rows = cut(exp_avg_sq_row, size(Factoring::rows));
     let cols = cut(exp_avg_sq_col, size(Factoring::cols));
@@ -141,7 +145,8 @@ pub(super) fn update(
     factors.collect()
 }
 
-/// What a gradient is multiplied by: the factor of its row times that of its column.
+/// The factors of a parameter's gradients: a gradient is multiplied by the factor of its row and by
+/// the factor of its column.
 pub(super) struct Factors {
     factoring: Factoring,
     rows: Vec<f32>,
@@ -149,10 +154,16 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// Takes the gradients of a parameter into its second moments, `rows` and `cols`.
-    fn update(f: Factoring, gradients: &[f32], rows: &mut [f32], cols: &mut [f32], scalars: &Scalars) -> Factors {
+    /// Updates the second moments of a parameter, `rows` and `cols`, with its gradients.
+    fn update(
+        f: Factoring,
+        gradients: &[f32],
+        rows: &mut [f32],
+        cols: &mut [f32],
+        scalars: &AdafactorScalars,
+    ) -> Factors {
         let mut factors = Factors { factoring: f, rows: vec![0.0; rows.len()], cols: vec![0.0; cols.len()] };
-        // Small matrices go together to a thread; a large one is shared out further, by `Sums::take`.
+        // Small matrices are grouped into one task; `Sums::compute` splits a large one further.
         let together = (BAND / (f.height * f.width)).max(1);
         let parts = (
             gradients.par_chunks(together * f.height * f.width),
@@ -165,7 +176,7 @@ impl Factors {
             let cols = cols.chunks_exact_mut(f.width).zip(col_factors.chunks_exact_mut(f.width));
             let matrices = gradients.chunks_exact(f.height * f.width).zip(rows.zip(cols));
             for (matrix, ((rows, row_factors), (cols, col_factors))) in matrices {
-                sums.take(matrix, f.width);
+                sums.compute(matrix, f.width);
                 scalars.average(rows, &sums.rows, f.width);
                 scalars.average(cols, &sums.cols, f.height);
                 factor_rows(rows, row_factors);
@@ -175,8 +186,9 @@ impl Factors {
         factors
     }
 
-    /// The unscaled step for the gradients `g` of the elements from `first` on, counted from the parameter's first.
-    pub(super) fn direct(&self, first: usize, mut g: &[f32], scale: f32, mut step: &mut [f32]) {
+    /// The unscaled step for the gradients `g` of the elements from `first` on, counted from the
+    /// start of the parameter.
+    pub(super) fn unscaled_step(&self, first: usize, mut g: &[f32], scale: f32, mut step: &mut [f32]) {
         let Factoring { height, width, .. } = self.factoring;
         let (mut row, mut col) = (first / width, first % width);
         let (mut row_in_matrix, mut cols) = (row % height, &self.cols[row / height * width..]);
@@ -193,8 +205,8 @@ impl Factors {
     }
 }
 
-impl Scalars {
-    /// Takes sums over `count` squares each into their running means.
+impl AdafactorScalars {
+    /// Updates running means with sums over `count` squares each.
     fn average(&self, moments: &mut [f32], sums: &[f64], count: usize) {
         let scale = f64::from(self.scale) * f64::from(self.scale) / count as f64;
         let (keep, add) = (self.beta2 as f32, (1.0 - self.beta2) as f32);
@@ -243,13 +255,14 @@ mod tests {
     #[test]
     fn squares_are_summed_by_row_and_column() {
         let mut sums = Sums::default();
-        sums.take(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3);
+        sums.compute(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3);
         assert_eq!((&sums.rows[..], &sums.cols[..]), (&[14.0, 77.0][..], &[17.0, 29.0, 45.0][..]));
-        // Narrow, wide, in bands, in chunks: whole numbers, so that any order gives the same.
+        // Narrow, wide, in bands, in chunks. The values are integers, so that any order gives the
+        // same.
         for (height, width) in [(9, 7), (100, 9), (7, 5000), (500, 70), (33, 3000), (100, 1000)] {
             let matrix: Vec<f32> = (0..height * width).map(|i| (i % 13) as f32).collect();
             let square = |i: usize| f64::from(matrix[i]).powi(2);
-            sums.take(&matrix, width);
+            sums.compute(&matrix, width);
             let rows: Vec<f64> = (0..height).map(|r| (0..width).map(|c| square(r * width + c)).sum()).collect();
             let cols: Vec<f64> = (0..width).map(|c| (0..height).map(|r| square(r * width + c)).sum()).collect();
             assert!(sums.rows == rows && sums.cols == cols, "{height} by {width}");

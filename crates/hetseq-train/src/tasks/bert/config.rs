@@ -1,4 +1,4 @@
-//! The `[task]` table of BERT pre-training, and the model that follows from it.
+//! The `[task]` table of BERT pre-training, and the model configuration derived from it.
 
 use std::path::{Path, PathBuf};
 
@@ -9,65 +9,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::task::TaskError;
 
+/// The `[task]` table of `bert-pretrain`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BertTaskConfig {
-    /// What `hetseq prep bert` has made, or a directory of HDF5 shards in NVIDIA's layout.
+    /// Output directory of `hetseq prep bert`, or a directory of HDF5 shards in NVIDIA's format.
     pub data: PathBuf,
     /// A published size: `tiny`, `mini`, `small`, `medium`, `base`, `large`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<BertSize>,
-    /// A `config.json` of Hugging Face's or a `bert_config.json` of Google's, instead of a published size.
+    /// A Hugging Face `config.json` or a Google `bert_config.json`, instead of a published size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<PathBuf>,
-    /// Begin with these weights: a Hugging Face directory (whose `config.json` then is the model's, unless `model` or `config`
-    /// says otherwise), or a file of safetensors or PyTorch.
+    /// Initial weights: a Hugging Face directory, or a safetensors or PyTorch file. The directory's
+    /// `config.json` defines the model unless `model` or `config` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// Whose files go into checkpoints: a directory, a `tokenizer.json` or a `vocab.txt`. If not given, that of the data.
+    /// The tokenizer to store in checkpoints: a directory, a `tokenizer.json` or a `vocab.txt`. By
+    /// default that of the data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<PathBuf>,
-    /// In place of both dropout rates of the model's config.
+    /// Replaces both dropout rates of the model's config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
-    /// Keep of an encoder layer only what goes in, and compute it once more in the backward pass: less memory, about a third
-    /// more time.
+    /// Keep only the input of each encoder layer and recompute the layer in the backward pass: less
+    /// memory, about a third more time.
     #[serde(default)]
     pub recompute: bool,
-    /// Predict also whether the second sentence follows the first; false is masked words alone.
+    /// Also predict whether the second sentence follows the first. If false, only masked words.
     #[serde(default = "yes")]
     pub next_sentence: bool,
-    /// Tokens of a sample at most, with the special ones. Shards in NVIDIA's layout have the length they have.
-    #[serde(default = "length")]
+    /// Maximum tokens of a sample, including special tokens. Shards in NVIDIA's format keep their
+    /// own length.
+    #[serde(default = "default_length")]
     pub max_seq_length: usize,
-    /// The part of the tokens that is masked.
+    /// Fraction of the tokens that is masked.
     #[serde(default = "fifteen_percent")]
     pub mask_probability: f64,
-    /// The most tokens of a sample that are masked.
+    /// Maximum number of masked tokens of a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_predictions_per_seq: Option<u32>,
-    /// Mask all pieces of a word, or none.
+    /// Mask all pieces of a word or none.
     #[serde(default)]
     pub whole_word: bool,
-    /// How many of the samples are cut short on purpose.
+    /// Fraction of the samples that are shortened on purpose.
     #[serde(default = "ten_percent")]
     pub short_seq_prob: f64,
-    /// Where the text is cut into samples depends on it.
+    /// Seed for the positions at which the text is cut into samples.
     #[serde(default = "one")]
     pub cut_seed: u64,
-    /// Micro-batches are padded to a multiple of it.
+    /// Micro-batches are padded to a multiple of this.
     #[serde(default = "eight")]
     pub pad_to_multiple: usize,
-    /// Shards: how much memory those of both splits may take; beyond, they are unpacked into files and mapped.
+    /// Shards: memory limit for both splits. Beyond it, they are unpacked into files and mapped.
     #[serde(default = "gibibyte")]
     pub memory_mib: usize,
-    /// Shards: where those files go; a directory `.unpacked` beside them if not given.
+    /// Shards: directory of these files. By default `.unpacked` next to the shards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unpack_dir: Option<PathBuf>,
 }
 
 impl BertTaskConfig {
-    /// How samples are made; `vocabulary` is what the model knows.
+    /// Settings for making samples. `vocabulary` is the model's number of tokens.
     pub(super) fn samples(&self, vocabulary: usize) -> PretrainConfig {
         PretrainConfig {
             max_seq_length: self.max_seq_length,
@@ -86,14 +89,15 @@ impl BertTaskConfig {
         }
     }
 
-    /// The model, and the file that says so. `vocabulary` is that of the tokenizer, which a published size takes over.
+    /// The model's config and the file it was read from. `vocabulary` is the tokenizer's number of
+    /// tokens, used for a published size.
     pub(super) fn model(&self, vocabulary: Option<usize>) -> Result<(BertConfig, Option<PathBuf>), TaskError> {
         if self.model.is_some() && self.config.is_some() {
-            let reason = "task.model and task.config both say what the model is; leave one of them out";
+            let reason = "task.model and task.config both define the model; remove one of them";
             return Err(TaskError::Other(reason.to_owned()));
         }
-        let beside_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
-        let (mut config, file) = match (self.model, self.config.clone().or_else(beside_weights)) {
+        let next_to_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
+        let (mut config, file) = match (self.model, self.config.clone().or_else(next_to_weights)) {
             (Some(size), _) => {
                 let config = size.config();
                 (BertConfig { vocab_size: vocabulary.unwrap_or(config.vocab_size), ..config }, None)
@@ -104,7 +108,7 @@ impl BertTaskConfig {
                     format!("there is no {MODEL_CONFIG} in task.init = {}; ", init.display())
                 });
                 return Err(TaskError::Other(format!(
-                    "{why}say what the model is: task.model = \"tiny\", \"mini\", \"small\", \"medium\", \"base\" or \"large\", \
+                    "{why}define the model: task.model = \"tiny\", \"mini\", \"small\", \"medium\", \"base\" or \"large\", \
                      or task.config = a config.json, or task.init = a Hugging Face directory"
                 )));
             }
@@ -122,7 +126,7 @@ impl BertTaskConfig {
 pub(super) const MODEL_CONFIG: &str = "config.json";
 
 fn read(file: &Path) -> Result<BertConfig, TaskError> {
-    // A directory stands for the file in it.
+    // A directory means the file in it.
     let file = if file.is_dir() { file.join(MODEL_CONFIG) } else { file.to_owned() };
     let text = fs::read_to_string(&file).map_err(|error| TaskError::Other(error.to_string()))?;
     BertConfig::from_json(&text).map_err(|error| TaskError::Other(format!("{}: {error}", file.display())))
@@ -137,7 +141,7 @@ fn one() -> u64 {
 fn eight() -> usize {
     8
 }
-fn length() -> usize {
+fn default_length() -> usize {
     128
 }
 fn gibibyte() -> usize {

@@ -1,4 +1,4 @@
-//! What the task decides by itself; that it trains is shown by the tests of the command line.
+//! The task's own decisions. The command-line tests cover training.
 
 use fs_err as fs;
 
@@ -13,7 +13,7 @@ fn refusal(text: &str) -> String {
 }
 
 #[test]
-fn a_published_size_takes_over_the_vocabulary_of_the_data() {
+fn a_published_size_uses_the_vocabulary_of_the_data() {
     let (model, file) = config("model = \"mini\"\ndropout = 0.2").model(Some(1234)).unwrap();
     assert_eq!((model.vocab_size, model.hidden_size, file), (1234, 256, None));
     assert_eq!((model.hidden_dropout_prob, model.attention_probs_dropout_prob), (0.2, 0.2));
@@ -21,7 +21,7 @@ fn a_published_size_takes_over_the_vocabulary_of_the_data() {
 }
 
 #[test]
-fn the_config_beside_the_weights_counts_unless_another_is_named() {
+fn the_config_of_the_initial_weights_applies_unless_another_is_set() {
     let dir = tempfile::tempdir().unwrap();
     let (init, other) = (dir.path().join("init"), dir.path().join("other.json"));
     fs::create_dir(&init).unwrap();
@@ -37,9 +37,9 @@ fn the_config_beside_the_weights_counts_unless_another_is_named() {
 }
 
 #[test]
-fn what_the_model_is_must_be_said_once() {
-    assert!(refusal("").contains("say what the model is: task.model"));
-    assert!(refusal("model = \"tiny\"\nconfig = \"x.json\"").contains("both say what the model is"));
+fn the_model_must_be_defined_once() {
+    assert!(refusal("").contains("define the model: task.model"));
+    assert!(refusal("model = \"tiny\"\nconfig = \"x.json\"").contains("both define the model"));
     assert!(refusal("init = \"nowhere\"").contains("there is no config.json in task.init = nowhere"));
     assert!(refusal("model = \"tiny\"\ndropout = 1.0").contains("task.dropout = 1"));
 }

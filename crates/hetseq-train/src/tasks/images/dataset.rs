@@ -1,22 +1,22 @@
-//! Where images come from: idx files, held in memory, or class folders, read when they are needed.
+//! The image data: idx files, held in memory, or class folders, read on demand.
 
 use std::path::Path;
 
-use hetseq_data::source::folder::{self, ClassFolders, Files, VALID_NAMES};
+use hetseq_data::source::folder::{self, ClassFolders, ImageFiles, VALID_NAMES};
 use hetseq_data::source::{LabelledImages, idx};
-use hetseq_data::{Augment, Crop, DataError, Normal, Picture, View, resample};
+use hetseq_data::{Augment, Crop, DataError, DecodedImage, Normalize, View, resample};
 use hetseq_metrics::thousands;
 use hetseq_random::Key;
 
 use super::config::{ImageConfig, PerColour};
-use crate::task::{TaskError, Which};
+use crate::task::{Split, TaskError};
 
 pub(super) enum Dataset {
     Idx(IdxImages),
     Folders(FolderImages),
 }
 
-/// Mean and deviation of ImageNet's training images, red, green and blue.
+/// Mean and standard deviation of ImageNet's training images: red, green and blue.
 const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
@@ -26,11 +26,11 @@ impl Dataset {
         if !dir.is_dir() {
             return Err(TaskError::Other(format!(
                 "there is no data directory {0}; set task.data to one with class folders or MNIST's four idx files, or \
-                 draw some to try with: hetseq prep digits {0}",
+                 create example images: hetseq prep digits {0}",
                 dir.display()
             )));
         }
-        if folder::is_here(dir) {
+        if folder::has_train_folder(dir) {
             return FolderImages::open(config).map(Dataset::Folders);
         }
         if has_idx_files(dir) {
@@ -50,10 +50,10 @@ impl Dataset {
         }
     }
 
-    pub(super) fn len(&self, which: Which) -> usize {
+    pub(super) fn len(&self, split: Split) -> usize {
         match self {
-            Dataset::Idx(images) => images.of(which).len(),
-            Dataset::Folders(images) => images.of(which).len(),
+            Dataset::Idx(images) => images.of(split).len(),
+            Dataset::Folders(images) => images.of(split).len(),
         }
     }
 
@@ -72,18 +72,19 @@ impl Dataset {
         }
     }
 
-    pub(super) fn label(&self, which: Which, id: u32) -> u32 {
+    pub(super) fn label(&self, split: Split, id: u32) -> u32 {
         match self {
-            Dataset::Idx(images) => images.of(which).labels.get(id as usize).copied().unwrap_or(0).into(),
-            Dataset::Folders(images) => images.of(which).class(id as usize).unwrap_or(0),
+            Dataset::Idx(images) => images.of(split).labels.get(id as usize).copied().unwrap_or(0).into(),
+            Dataset::Folders(images) => images.of(split).class(id as usize).unwrap_or(0),
         }
     }
 
-    /// The image of sample `id`, varied by `key` if it is to train on, normalised, as planes of [`Dataset::shape`].
-    pub(super) fn read(&self, which: Which, id: u32, key: Key, out: &mut [f32]) -> Result<(), DataError> {
+    /// Reads the image of sample `id` into planes of [`Dataset::shape`], normalised. Training
+    /// images are augmented with `key`.
+    pub(super) fn read(&self, split: Split, id: u32, key: Key, out: &mut [f32]) -> Result<(), DataError> {
         match self {
-            Dataset::Idx(images) => images.read(which, id, key, out),
-            Dataset::Folders(images) => images.read(which, id, key, out),
+            Dataset::Idx(images) => images.read(split, id, key, out),
+            Dataset::Folders(images) => images.read(split, id, key, out),
         }
     }
 }
@@ -119,7 +120,7 @@ impl IdxImages {
         if config.image_size.is_some() || config.resize.is_some() || config.crop.is_some() {
             return Err(refused(format!(
                 "task.image_size, task.resize and task.crop are for class folders; {dir} holds idx files, whose images keep \
-                 their size (task.augment varies them)"
+                 their size (use task.augment)"
             )));
         }
         let classes = usize::from(train.labels.iter().copied().max().unwrap_or(0)) + 1;
@@ -142,19 +143,19 @@ impl IdxImages {
         Ok(IdxImages { train, valid, classes, mean, std, augment: config.augment })
     }
 
-    fn of(&self, which: Which) -> &LabelledImages {
-        match which {
-            Which::Train => &self.train,
-            Which::Valid => &self.valid,
+    fn of(&self, split: Split) -> &LabelledImages {
+        match split {
+            Split::Train => &self.train,
+            Split::Valid => &self.valid,
         }
     }
 
-    fn read(&self, which: Which, id: u32, key: Key, out: &mut [f32]) -> Result<(), DataError> {
-        let images = &self.of(which).images;
+    fn read(&self, split: Split, id: u32, key: Key, out: &mut [f32]) -> Result<(), DataError> {
+        let images = &self.of(split).images;
         let image = images.image(id as usize).unwrap_or_default();
-        let augment = match which {
-            Which::Train => self.augment,
-            Which::Valid => Augment::default(),
+        let augment = match split {
+            Split::Train => self.augment,
+            Split::Valid => Augment::default(),
         };
         augment.apply(key, image, images.height, images.width, out);
         for pixel in out {
@@ -169,48 +170,46 @@ pub(super) struct FolderImages {
     size: usize,
     resize: usize,
     crop: Crop,
-    normal: Normal,
+    normalize: Normalize,
 }
 
 impl FolderImages {
     fn open(config: &ImageConfig) -> Result<Self, TaskError> {
         let dir = config.data.display();
         if config.augment != Augment::default() {
-            return Err(refused(format!(
-                "task.augment is for idx files; {dir} holds class folders, whose images task.crop varies"
-            )));
+            return Err(refused(format!("task.augment is for idx files; {dir} holds class folders (use task.crop)")));
         }
         let mean = config.mean.map_or(IMAGENET_MEAN, PerColour::three);
         let std = config.std.map_or(IMAGENET_STD, PerColour::three);
         check_moments(&mean, &std)?;
-        let say = |files: usize| tracing::info!("listing {dir}: {} images so far", thousands(files as u64));
-        let folders = folder::open(&config.data, &say)?;
+        let log_progress = |files: usize| tracing::info!("listing {dir}: {} images so far", thousands(files as u64));
+        let folders = folder::open(&config.data, &log_progress)?;
         if folders.valid.is_empty() {
-            tracing::warn!("{dir} has no folder {}: nothing is validated", VALID_NAMES.join(", "));
+            tracing::warn!("{dir} has no folder {}: there is no validation", VALID_NAMES.join(", "));
         }
         Ok(FolderImages {
             folders,
             size: config.image_size(),
             resize: config.resize(),
             crop: config.crop.unwrap_or_default(),
-            normal: Normal::new(mean, std),
+            normalize: Normalize::new(mean, std),
         })
     }
 
-    fn of(&self, which: Which) -> &Files {
-        match which {
-            Which::Train => &self.folders.train,
-            Which::Valid => &self.folders.valid,
+    fn of(&self, split: Split) -> &ImageFiles {
+        match split {
+            Split::Train => &self.folders.train,
+            Split::Valid => &self.folders.valid,
         }
     }
 
-    fn read(&self, which: Which, id: u32, key: Key, out: &mut [f32]) -> Result<(), DataError> {
-        let picture = Picture::read(&self.of(which).path(id as usize).unwrap_or_default())?;
-        let view = match which {
-            Which::Train => self.crop.view(key, picture.width, picture.height, self.size),
-            Which::Valid => View::middle(picture.width, picture.height, self.resize, self.size),
+    fn read(&self, split: Split, id: u32, key: Key, out: &mut [f32]) -> Result<(), DataError> {
+        let picture = DecodedImage::read(&self.of(split).path(id as usize).unwrap_or_default())?;
+        let view = match split {
+            Split::Train => self.crop.view(key, picture.width, picture.height, self.size),
+            Split::Valid => View::middle(picture.width, picture.height, self.resize, self.size),
         };
-        resample(&picture, &view, &self.normal, out);
+        resample(&picture, &view, &self.normalize, out);
         Ok(())
     }
 }
@@ -219,7 +218,7 @@ fn check_moments(mean: &[f32], std: &[f32]) -> Result<(), TaskError> {
     if std.iter().all(|std| std.is_finite() && *std > 0.0) && mean.iter().all(|mean| mean.is_finite()) {
         return Ok(());
     }
-    Err(refused(format!("pixels cannot be normalised with mean {mean:?} and deviation {std:?}")))
+    Err(refused(format!("pixels cannot be normalised with mean {mean:?} and standard deviation {std:?}")))
 }
 
 /// Mean and standard deviation of pixels scaled to 0..1, from exact integer sums.

@@ -1,4 +1,4 @@
-//! The networks that `task.model` chooses from.
+//! The networks that `task.model` selects.
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -10,7 +10,7 @@ use hetseq_random::Key;
 use super::config::{ImageConfig, ModelName, StemName};
 use crate::task::TaskError;
 
-/// Parameters have the names that the chosen network gives them.
+/// The selected network. The enum adds nothing to parameter names.
 #[derive(Module, Debug)]
 pub enum ImageModel {
     ConvNet(ConvNet),
@@ -56,16 +56,16 @@ fn depth(model: ModelName) -> Option<Depth> {
     }
 }
 
-/// Whether the network can look at such images.
+/// Checks that images are large enough for the network.
 pub(super) fn check(config: &ImageConfig, [_, height, width]: [usize; 3]) -> Result<(), TaskError> {
-    let least = match config.model {
+    let min = match config.model {
         ModelName::ConvNet => 4,
         _ => 8,
     };
-    if height >= least && width >= least {
+    if height >= min && width >= min {
         return Ok(());
     }
     Err(TaskError::Other(format!(
-        "images of {height} x {width} pixels are too small for this network: at least {least} x {least} are needed"
+        "images of {height} x {width} pixels are too small for this network: the minimum is {min} x {min}"
     )))
 }

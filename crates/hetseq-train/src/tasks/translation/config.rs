@@ -1,4 +1,4 @@
-//! The `[task]` table of translation, and the model that follows from it.
+//! The `[task]` table of translation, and the model configuration derived from it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,68 +10,71 @@ use serde::{Deserialize, Serialize};
 
 use crate::task::TaskError;
 
+/// The `[task]` table of `translation`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TranslationConfig {
-    /// What `hetseq prep translate` has made.
+    /// Output directory of `hetseq prep translate`.
     pub data: PathBuf,
-    /// A size with a name: `tiny`, `small`, `iwslt`, `base`, `big`. The keys below change parts of it.
+    /// A named size: `tiny`, `small`, `iwslt`, `base`, `big`. The keys below change parts of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<TransformerSize>,
-    /// A `config.json` of a Marian model, instead of a named size.
+    /// The `config.json` of a Marian model, instead of a named size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<PathBuf>,
-    /// Begin with these weights: a Hugging Face directory (whose `config.json` then is the model's, unless `model` or `config`
-    /// says otherwise), or a file of safetensors or PyTorch.
+    /// Initial weights: a Hugging Face directory, or a safetensors or PyTorch file. The directory's
+    /// `config.json` defines the model unless `model` or `config` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// Of each side.
+    /// Layers of the encoder, and of the decoder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<usize>,
-    /// The width inside the feed-forward parts.
+    /// Width of the feed-forward blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feed_forward: Option<usize>,
     /// `gelu`, `gelu_new`, `relu`, `silu`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
-    /// Norms after each part of a layer, as published (`post`), or before (`pre`).
+    /// Layer norm after each block, as published (`post`), or before (`pre`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm: Option<Norm>,
-    /// `sines`, or vectors that are `learnt`.
+    /// Sinusoidal (`sines`) or learned (`learnt`) position embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<PositionKind>,
-    /// The most tokens of either side.
+    /// Maximum tokens of either side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_positions: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
-    /// Of attention weights.
+    /// Dropout of attention weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
-    /// Inside the feed-forward parts.
+    /// Dropout inside the feed-forward blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation_dropout: Option<f64>,
-    /// The part of each label that is spread over all words.
+    /// Fraction of each label that is spread over all words.
     #[serde(default = "tenth")]
     pub label_smoothing: f64,
-    /// Translate the validation text each time, and measure BLEU.
+    /// Translate the validation text at each validation and compute BLEU.
     #[serde(default = "yes")]
     pub bleu: bool,
-    /// How many hypotheses that search follows; 1 is greedy, and fastest.
+    /// Beam width of that search. 1 is greedy search, the fastest.
     #[serde(default = "one")]
     pub bleu_beam: usize,
-    /// Both sides of a micro-batch are padded to a multiple of it.
+    /// Both sides of a micro-batch are padded to a multiple of this.
     #[serde(default = "one")]
     pub pad_to_multiple: usize,
 }
 
-/// Memory and time of a search grow with the beam, and wider ones than some ten find worse translations.
-const MOST_BLEU_BEAM: usize = 1000;
+/// Memory and time grow with the beam width, and beams wider than about ten find worse
+/// translations.
+const MAX_BLEU_BEAM: usize = 1000;
 
+/// Position of the layer norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Norm {
@@ -79,6 +82,7 @@ pub enum Norm {
     Pre,
 }
 
+/// Kind of position embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PositionKind {
@@ -90,40 +94,40 @@ impl TranslationConfig {
     /// The model for text of this tokenizer.
     pub(super) fn model(&self, tokenizer: &TranslateTokenizer) -> Result<TransformerConfig, TaskError> {
         if self.model.is_some() && self.config.is_some() {
-            let reason = "task.model and task.config both say what the model is; leave one of them out";
+            let reason = "task.model and task.config both define the model; remove one of them";
             return Err(TaskError::Other(reason.to_owned()));
         }
-        let beside_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
-        let (model, named) = match (self.model, self.config.clone().or_else(beside_weights)) {
-            (Some(size), _) => (of_tokenizer(size.config(), tokenizer), "task".to_owned()),
+        let next_to_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
+        let (model, origin) = match (self.model, self.config.clone().or_else(next_to_weights)) {
+            (Some(size), _) => (with_tokenizer(size.config(), tokenizer), "task".to_owned()),
             (None, Some(file)) => (read(&file)?, file.display().to_string()),
             (None, None) => {
-                let reason = "say what the model is: task.model = \"tiny\", \"small\", \"iwslt\", \"base\" or \"big\", \
+                let reason = "define the model: task.model = \"tiny\", \"small\", \"iwslt\", \"base\" or \"big\", \
                               or task.config = a config.json, or task.init = a Hugging Face directory";
                 return Err(TaskError::Other(reason.to_owned()));
             }
         };
-        let wrong = |reason: String| TaskError::Other(format!("{named}: {reason}"));
+        let wrong = |reason: String| TaskError::Other(format!("{origin}: {reason}"));
         if !(0.0..1.0).contains(&self.label_smoothing) {
             let reason = format!("label_smoothing = {} must be at least 0 and below 1", self.label_smoothing);
             return Err(TaskError::Other(format!("task.{reason}")));
         }
-        if !(1..=MOST_BLEU_BEAM).contains(&self.bleu_beam) {
-            let reason = format!("bleu_beam = {} must be 1 to {MOST_BLEU_BEAM}", self.bleu_beam);
+        if !(1..=MAX_BLEU_BEAM).contains(&self.bleu_beam) {
+            let reason = format!("bleu_beam = {} must be 1 to {MAX_BLEU_BEAM}", self.bleu_beam);
             return Err(TaskError::Other(format!("task.{reason}")));
         }
-        let model = self.changed(model);
+        let model = self.with_overrides(model);
         model.validate().map_err(|error| wrong(error.to_string()))?;
         fits(&model, tokenizer).map_err(wrong)?;
         Ok(model)
     }
 
-    /// With what the table says in particular.
-    fn changed(&self, model: TransformerConfig) -> TransformerConfig {
-        let sized = |given: Option<usize>, both: [usize; 2]| both.map(|there| given.unwrap_or(there));
-        let [encoder_layers, decoder_layers] = sized(self.layers, [model.encoder_layers, model.decoder_layers]);
-        let heads = sized(self.heads, [model.encoder_attention_heads, model.decoder_attention_heads]);
-        let inner = sized(self.feed_forward, [model.encoder_ffn_dim, model.decoder_ffn_dim]);
+    /// Applies the keys of the table that change parts of the model.
+    fn with_overrides(&self, model: TransformerConfig) -> TransformerConfig {
+        let or = |given: Option<usize>, both: [usize; 2]| both.map(|default| given.unwrap_or(default));
+        let [encoder_layers, decoder_layers] = or(self.layers, [model.encoder_layers, model.decoder_layers]);
+        let heads = or(self.heads, [model.encoder_attention_heads, model.decoder_attention_heads]);
+        let inner = or(self.feed_forward, [model.encoder_ffn_dim, model.decoder_ffn_dim]);
         TransformerConfig {
             encoder_layers,
             decoder_layers,
@@ -146,7 +150,7 @@ impl TranslationConfig {
     }
 }
 
-fn of_tokenizer(model: TransformerConfig, tokenizer: &TranslateTokenizer) -> TransformerConfig {
+fn with_tokenizer(model: TransformerConfig, tokenizer: &TranslateTokenizer) -> TransformerConfig {
     let special = tokenizer.special();
     let is_joint = tokenizer.is_joint();
     TransformerConfig {
@@ -160,18 +164,19 @@ fn of_tokenizer(model: TransformerConfig, tokenizer: &TranslateTokenizer) -> Tra
     }
 }
 
-/// Whether the network has a vector for everything that the tokenizer says, and means the same by it.
+/// Checks that the network has embeddings for all tokens of the tokenizer and the same special
+/// tokens.
 pub(crate) fn fits(model: &TransformerConfig, tokenizer: &TranslateTokenizer) -> Result<(), String> {
-    for (key, known, needed) in [
+    for (key, size, needed) in [
         ("vocab_size", model.vocab_size, tokenizer.source_vocabulary()),
         ("decoder_vocab_size", model.target_vocabulary(), tokenizer.target_vocabulary()),
     ] {
-        if needed > known {
-            return Err(format!("{key} = {known}, but the tokenizer has {needed} tokens"));
+        if needed > size {
+            return Err(format!("{key} = {size}, but the tokenizer has {needed} tokens"));
         }
     }
     if model.share_encoder_decoder_embeddings && !tokenizer.is_joint() {
-        let reason = "but each side has a vocabulary of its own (prep translate --separate)";
+        let reason = "but each side has its own vocabulary (prep translate --separate)";
         return Err(format!("share_encoder_decoder_embeddings = true, {reason}"));
     }
     let special = tokenizer.special();
@@ -182,7 +187,7 @@ pub(crate) fn fits(model: &TransformerConfig, tokenizer: &TranslateTokenizer) ->
     ] {
         if theirs != ours as usize {
             return Err(format!(
-                "{key} = {theirs}, but in the tokenizer it is {ours}; use the one that the model was made with"
+                "{key} = {theirs}, but in the tokenizer it is {ours}; use the tokenizer of this model"
             ));
         }
     }
@@ -191,7 +196,7 @@ pub(crate) fn fits(model: &TransformerConfig, tokenizer: &TranslateTokenizer) ->
 
 pub(super) const MODEL_CONFIG: &str = "config.json";
 
-/// A directory stands for the file in it.
+/// Reads a model config. A directory means the file in it.
 pub(crate) fn read(file: &Path) -> Result<TransformerConfig, TaskError> {
     let file = if file.is_dir() { file.join(MODEL_CONFIG) } else { file.to_owned() };
     let text = fs::read_to_string(&file).map_err(|error| TaskError::Other(error.to_string()))?;

@@ -1,21 +1,22 @@
-//! Sentences in, hypotheses out: a batch of token ids through the model and the beam. Called by validation and by `generate`.
+//! Translates a batch of token ids with beam search. Called by validation and by `generate`.
 
 use burn::tensor::Device;
-use hetseq_kernels::best_of_rows;
-use hetseq_models::beam::{self, BeamSettings, Continue, Hypothesis};
-use hetseq_models::transformer::{Decoding, Sequences, Transformer, TransformerConfig};
+use hetseq_kernels::top_k_of_rows;
+use hetseq_models::beam::{self, BeamModel, BeamSettings, Hypothesis};
+use hetseq_models::transformer::{Decoding, Transformer, TransformerConfig, TransformerInput};
 
-/// A source sentence, and how long its translation may become.
+/// A source sentence and the length limit of its translation.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sentence {
-    /// With the end.
+    /// Token ids, including the end token.
     pub(crate) source: Vec<u32>,
-    /// The most tokens of the translation, its end included, if the model has so many positions.
+    /// Maximum tokens of the translation, including its end. The model's positions are a further
+    /// limit.
     pub(crate) limit: usize,
 }
 
 impl Sentence {
-    /// Translations are hardly ever longer than twice the source and some.
+    /// Sets the limit to twice the source length plus ten: translations are rarely longer.
     pub(crate) fn new(source: Vec<u32>) -> Self {
         let limit = 2 * source.len() + 10;
         Sentence { source, limit }
@@ -32,7 +33,8 @@ pub(crate) fn settings(model: &TransformerConfig, beam: usize, length_penalty: f
     }
 }
 
-/// All as one batch, so they had better be of similar length. Sentences must not be empty, nor longer than the model has positions.
+/// Translates all sentences as one batch, so they should have similar lengths. Sentences must be
+/// neither empty nor longer than the model's positions.
 pub(crate) fn translate(
     model: &Transformer,
     config: &TransformerConfig,
@@ -51,22 +53,22 @@ pub(crate) fn translate(
         ids.chain(padding).collect::<Vec<i32>>()
     };
     let tokens: Vec<i32> = sentences.iter().flat_map(row).collect();
-    let source = Sequences::new(&tokens, &lengths, device);
+    let source = TransformerInput::new(&tokens, &lengths, device);
     let limits = sentences.iter().map(|sentence| sentence.limit.min(config.max_position_embeddings));
-    beam::search(&mut Step(Decoding::new(model, &source)), &limits.collect::<Vec<_>>(), settings)
+    beam::search(&mut ModelStep(Decoding::new(model, &source)), &limits.collect::<Vec<_>>(), settings)
 }
 
-struct Step<'a>(Decoding<'a>);
+struct ModelStep<'a>(Decoding<'a>);
 
-impl Continue for Step<'_> {
+impl BeamModel for ModelStep<'_> {
     fn step(&mut self, tokens: &[u32], count: usize) -> Vec<Vec<(u32, f32)>> {
-        best_of_rows(self.0.step(tokens), count)
+        top_k_of_rows(self.0.step(tokens), count)
     }
 
-    fn choose(&mut self, rows: &[usize], sentences: Option<&[usize]>) {
-        self.0.choose(rows);
+    fn reorder(&mut self, rows: &[usize], sentences: Option<&[usize]>) {
+        self.0.reorder(rows);
         if let Some(sentences) = sentences {
-            self.0.keep(sentences);
+            self.0.keep_sentences(sentences);
         }
     }
 }

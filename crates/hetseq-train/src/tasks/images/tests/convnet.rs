@@ -10,10 +10,10 @@ use hetseq_random::Key;
 use serde::Deserialize;
 
 use super::{Stream, config};
-use crate::flat;
-use crate::loader::{Job, MicroBatch};
-use crate::replica::Replica;
-use crate::task::{Samples, Task, Which};
+use crate::data::loader::{Job, MicroBatch};
+use crate::devices::params;
+use crate::devices::replica::Replica;
+use crate::task::{Samples, Split, Task};
 use crate::tasks::images::ImageTask;
 use crate::tasks::images::dataset::{Dataset, IdxImages};
 
@@ -43,12 +43,12 @@ fn task(stream: &mut Stream) -> ImageTask {
 }
 
 #[test]
-fn loss_and_gradients_are_those_of_pytorch() {
+fn loss_and_gradients_match_pytorch() {
     let recorded: Recorded = serde_json::from_str(include_str!("../../../../tests/fixtures/convnet.json")).unwrap();
     let mut stream = Stream(7);
     let task = Arc::new(task(&mut stream));
     let device = Device::flex().autodiff();
-    let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
+    let layout = Arc::new(params::layout_of(&task.model(&device)).unwrap());
     let mut parameters = vec![0.0; layout.len()];
     for entry in layout.entries() {
         parameters[entry.range.clone()].copy_from_slice(&stream.take(entry.range.len()));
@@ -60,7 +60,7 @@ fn loss_and_gradients_are_those_of_pytorch() {
     let jobs: Vec<Job<ImageTask>> = [vec![0, 1, 2, 3], vec![4, 5]]
         .into_iter()
         .map(|ids| {
-            let batch = task.collate(&Samples::new(Which::Train, &ids, Key::root(0))).unwrap();
+            let batch = task.collate(&Samples::new(Split::Train, &ids, Key::root(0))).unwrap();
             Job { micro: MicroBatch { samples: ids, longest: 1 }, batch }
         })
         .collect();
@@ -74,7 +74,8 @@ fn loss_and_gradients_are_those_of_pytorch() {
         let theirs = &recorded.gradients[&entry.name];
         let norm = ours.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         assert!((norm - theirs.norm).abs() < 2e-6 * theirs.norm, "{}: {norm} and {}", entry.name, theirs.norm);
-        // Single values carry the rounding of sums of many terms: measured against the size of the whole gradient.
+        // Single values have the rounding error of sums of many terms, so the tolerance is relative
+        // to the norm of the whole gradient.
         for (a, b) in ours.iter().zip(&theirs.head) {
             assert!(f64::from((a - b).abs()) < 1e-6 * theirs.norm, "{}: {a} and {b}", entry.name);
         }

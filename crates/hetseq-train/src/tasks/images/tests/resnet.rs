@@ -1,4 +1,5 @@
-//! ResNets against torchvision's, from image files to gradients: recorded by `scripts/fixtures/resnet.py`.
+//! ResNets against torchvision, from image files to gradients. Recorded by
+//! `scripts/fixtures/resnet.py`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,10 +11,10 @@ use hetseq_random::Key;
 use serde::Deserialize;
 
 use super::{Stream, config};
-use crate::flat;
-use crate::loader::{Job, MicroBatch};
-use crate::replica::Replica;
-use crate::task::{Samples, Task, Which};
+use crate::data::loader::{Job, MicroBatch};
+use crate::devices::params;
+use crate::devices::replica::Replica;
+use crate::task::{Samples, Split, Task};
 use crate::tasks::images::ImageTask;
 
 const IMAGES: usize = 3;
@@ -38,7 +39,7 @@ struct Case {
 struct Gradient {
     shape: Vec<usize>,
     norm: f64,
-    /// With vectors of signs.
+    /// Dot products with vectors of signs.
     products: Vec<f64>,
 }
 
@@ -67,7 +68,7 @@ fn check(case: &Case) {
     write_images(dir.path(), &mut stream, case.side);
     let task = Arc::new(open(dir.path(), case));
     let device = Device::flex().autodiff();
-    let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
+    let layout = Arc::new(params::layout_of(&task.model(&device)).unwrap());
     let mut parameters = vec![0.0; layout.len()];
     for entry in layout.entries() {
         let values = parameter(&mut stream, &entry.name, &entry.shape);
@@ -75,11 +76,12 @@ fn check(case: &Case) {
     }
     let mut replica = Replica::new(task.clone(), layout.clone(), device);
     replica.load(&parameters).unwrap();
-    // Uneven micro-batches against the mean over all. Validation images, since those are not cropped at random.
+    // Uneven micro-batches against the mean over all. Uses validation images, which are not cropped
+    // at random.
     let jobs: Vec<Job<ImageTask>> = [vec![0, 1], vec![2]]
         .into_iter()
         .map(|ids| {
-            let batch = task.collate(&Samples::new(Which::Valid, &ids, Key::root(0))).unwrap();
+            let batch = task.collate(&Samples::new(Split::Valid, &ids, Key::root(0))).unwrap();
             Job { micro: MicroBatch { samples: ids, longest: 1 }, batch }
         })
         .collect();
@@ -101,11 +103,11 @@ fn check(case: &Case) {
         squared_norm += theirs.norm.powi(2);
     }
     let relative = (squared_distance / squared_norm).sqrt();
-    eprintln!("{}: the gradient is off by {relative:.1e}", case.model);
+    eprintln!("{}: relative gradient error {relative:.1e}", case.model);
     assert!(relative < 1e-5, "{}: {relative:e}", case.model);
 }
 
-/// The sum of the elements with random signs.
+/// The sum of the elements with pseudo-random signs.
 fn product(values: &[f32], k: u32) -> f64 {
     let sign = |i: u32| {
         let mut x = i.wrapping_add(k.wrapping_mul(0x9e37_79b9));
@@ -130,7 +132,7 @@ fn parameter(stream: &mut Stream, name: &str, shape: &[usize]) -> Vec<f32> {
     }
 }
 
-/// PNG, which keeps every byte; one class each, so that labels count up.
+/// Writes PNG files, which are lossless, one per class, so that labels count up.
 fn write_images(dir: &Path, stream: &mut Stream, side: usize) {
     for class in 0..CLASSES {
         for split in ["train", "valid"] {
@@ -155,7 +157,7 @@ fn open(dir: &Path, case: &Case) -> ImageTask {
 }
 
 #[test]
-fn it_starts_as_torchvision_does() {
+fn initialisation_matches_torchvision() {
     let dir = tempfile::tempdir().unwrap();
     write_images(dir.path(), &mut Stream(1), 8);
     let task = open(dir.path(), &Case { side: 8, ..recorded().remove(0) });

@@ -1,4 +1,4 @@
-//! A file that cannot be read: fatal, or left out as if it were not there.
+//! A file that cannot be read: fatal, or skipped as if it did not exist.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use hetseq_random::Key;
 use tempfile::TempDir;
 
 use super::config;
-use crate::flat;
-use crate::loader::{Job, MicroBatch};
-use crate::replica::Replica;
-use crate::task::{Samples, Task, Totals, Which};
+use crate::data::loader::{Job, MicroBatch};
+use crate::devices::params;
+use crate::devices::replica::Replica;
+use crate::task::{Samples, Split, Task, Totals};
 use crate::tasks::images::ImageTask;
 
-/// Twelve images of ten classes; the second of all, a JPEG, is cut short once it is listed.
+/// Twelve images of ten classes. The second, a JPEG, is truncated after it was listed.
 fn open(on_error: &str) -> (TempDir, ImageTask) {
     let dir = tempfile::tempdir().unwrap();
     draw::write(&dir.path().join("train"), 1, 12).unwrap();
@@ -34,24 +34,24 @@ fn open(on_error: &str) -> (TempDir, ImageTask) {
 const DAMAGED: &str = "0/000010.jpg";
 
 #[test]
-fn fatal_names_the_file_and_the_way_out() {
+fn a_fatal_error_names_the_file_and_the_skip_option() {
     let (dir, task) = open("fatal");
-    let error = task.collate(&Samples::new(Which::Train, &[0, 1, 2], Key::root(1))).err().unwrap().to_string();
+    let error = task.collate(&Samples::new(Split::Train, &[0, 1, 2], Key::root(1))).err().unwrap().to_string();
     let path = dir.path().join("train").join(DAMAGED);
     assert!(error.starts_with(&format!("{} is a truncated JPEG file", path.display())), "{error}");
-    assert!(error.ends_with("task.on_error = \"skip\" would go on without such files"), "{error}");
+    assert!(error.ends_with("task.on_error = \"skip\" continues without such files"), "{error}");
 }
 
 #[test]
-fn skipped_is_as_if_it_were_not_there() {
+fn a_skipped_sample_has_no_effect() {
     let (dir, task) = open("skip");
     let task = Arc::new(task);
     let device = Device::flex().autodiff();
-    let layout = Arc::new(flat::layout_of(&task.model(&device)).unwrap());
+    let layout = Arc::new(params::layout_of(&task.model(&device)).unwrap());
     let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&flat::initial(&task.model(&Device::flex()), &layout, 1)).unwrap();
-    let job = |which, ids: &[u32]| {
-        let samples = Samples::new(which, ids, Key::root(1));
+    replica.load(&params::initial(&task.model(&Device::flex()), &layout, 1)).unwrap();
+    let job = |split, ids: &[u32]| {
+        let samples = Samples::new(split, ids, Key::root(1));
         let batch = task.collate(&samples).unwrap();
         (
             task.counts(&batch),
@@ -59,16 +59,16 @@ fn skipped_is_as_if_it_were_not_there() {
             vec![Job { micro: MicroBatch { samples: ids.to_vec(), longest: 1 }, batch }],
         )
     };
-    let (counts, skipped, with) = job(Which::Train, &[0, 1, 2]);
-    let (_, none, without) = job(Which::Train, &[0, 2]);
+    let (counts, skipped, with) = job(Split::Train, &[0, 1, 2]);
+    let (_, none, without) = job(Split::Train, &[0, 2]);
     assert_eq!((counts, skipped.len(), none.len()), (vec![2], 1, 0));
     let path = dir.path().join("train").join(DAMAGED);
     assert!(skipped[0].sample == 1 && skipped[0].reason.contains(&path.display().to_string()), "{skipped:?}");
     let gradient = |jobs: &[Job<ImageTask>]| replica.gradients(jobs, &[0.5], Key::root(2)).unwrap().flat;
     assert_close(&gradient(&with), &gradient(&without));
 
-    let (_, _, with) = job(Which::Valid, &[0, 1, 2]);
-    let (_, _, without) = job(Which::Valid, &[0, 2]);
+    let (_, _, with) = job(Split::Valid, &[0, 1, 2]);
+    let (_, _, without) = job(Split::Valid, &[0, 2]);
     let (with, without) = (replica.evaluate(&with).unwrap().0, replica.evaluate(&without).unwrap().0);
     assert_eq!((with.samples, without.samples), (3, 2));
     assert_eq!(with.counts, without.counts);
@@ -77,18 +77,18 @@ fn skipped_is_as_if_it_were_not_there() {
 }
 
 #[test]
-fn a_file_that_went_away() {
+fn a_file_deleted_while_training_is_skipped() {
     let (dir, task) = open("skip");
     let gone = Path::new("valid/3/000003.png");
     fs_err::remove_file(dir.path().join(gone)).unwrap();
-    let samples = Samples::new(Which::Valid, &[4, 5], Key::root(1));
+    let samples = Samples::new(Split::Valid, &[4, 5], Key::root(1));
     assert_eq!(task.counts(&task.collate(&samples).unwrap()), [1]);
     let skipped = samples.into_skipped();
     assert!(skipped.len() == 1 && skipped[0].reason.contains("3/000003.png"), "{skipped:?}");
 }
 
 #[test]
-fn the_best_five_of_ten() {
+fn top_five_accuracy_of_ten_classes() {
     let (_dir, task) = open("skip");
     assert_eq!(task.metrics().iter().map(|metric| metric.name).collect::<Vec<_>>(), ["accuracy", "top5_accuracy"]);
     let totals = Totals { samples: 9, counts: vec![8], losses: vec![1.0], scores: vec![2.0, 6.0] };

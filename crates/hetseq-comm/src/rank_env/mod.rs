@@ -1,0 +1,308 @@
+//! The rank of this process, the world size and the rendezvous: from flags or the variables of a
+//! launcher.
+//!
+//! Pure: the environment is an argument. It opens no socket and resolves no name. The CLI calls it
+//! before anything else; [`crate::Group::join`] takes the result.
+//!
+//! The first of these that is present decides:
+//!
+//! 1. **Flags** `--distributed-init-method`, `--distributed-world-size`, `--distributed-rank`. A
+//!    missing world size or rank is taken from the variables below, a missing address from
+//!    `MASTER_ADDR` and `MASTER_PORT`. `env://` means: as if no flags were given. With
+//!    `file:///shared/dir` no rank is needed: rank 0 assigns the numbers.
+//! 2. **`RANK`**, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, as torchrun sets them.
+//! 3. **`OMPI_COMM_WORLD_RANK`** and `OMPI_COMM_WORLD_SIZE`. The address is `MASTER_ADDR`, else
+//!    this machine if all ranks are on it; the port is `MASTER_PORT`, else derived from the job's
+//!    name. Before Slurm, because `mpirun` inside a Slurm job starts its ranks with Slurm's
+//!    variables set.
+//! 4. **`SLURM_PROCID`** and `SLURM_NTASKS` of a step (`SLURM_STEP_ID`), that is, under `srun`.
+//!    The address is `MASTER_ADDR`, else the first host of `SLURM_STEP_NODELIST` or
+//!    `SLURM_JOB_NODELIST`; the port is `MASTER_PORT`, else derived from the job's number. A batch
+//!    script has `SLURM_PROCID` 0 too, but it is a single process.
+//! 5. Otherwise this is a single process.
+
+mod address;
+mod hostlist;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::error::CommError;
+
+/// How the ranks find each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rendezvous {
+    /// A single process.
+    Alone,
+    /// Rank 0 listens on this port; `host` is a name or an address without brackets.
+    Tcp { host: String, port: u16 },
+    /// The ranks share this directory and find each other by files in it.
+    Directory(PathBuf),
+}
+
+/// Prints it as users write it.
+impl fmt::Display for Rendezvous {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rendezvous::Alone => out.write_str("nowhere"),
+            Rendezvous::Tcp { host, port } if host.contains(':') => write!(out, "tcp://[{host}]:{port}"),
+            Rendezvous::Tcp { host, port } => write!(out, "tcp://{host}:{port}"),
+            Rendezvous::Directory(path) => write!(out, "file://{}", path.display()),
+        }
+    }
+}
+
+/// The rank of this process in the group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankEnv {
+    /// `None` if rank 0 assigns the numbers, which it can with a rendezvous in a directory.
+    pub rank: Option<usize>,
+    pub world: usize,
+    pub rendezvous: Rendezvous,
+    /// The flags or variables it came from, for messages.
+    pub source: &'static str,
+}
+
+/// The launch flags about the rank, as typed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankFlags {
+    /// `--distributed-init-method`
+    pub init_method: Option<String>,
+    /// `--distributed-world-size`
+    pub world_size: Option<usize>,
+    /// `--distributed-rank`
+    pub rank: Option<usize>,
+}
+
+const FLAGS: &str = "the --distributed flags";
+const TORCHRUN: &str = "RANK and WORLD_SIZE";
+const SLURM: &str = "SLURM_PROCID and SLURM_NTASKS";
+const MPI: &str = "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE";
+const NOTHING: &str = "no launch flags or variables";
+
+impl RankEnv {
+    /// Finds the rank of this process; contradictory or incomplete input is an error that names it.
+    pub fn find(flags: &RankFlags, env: &dyn Fn(&str) -> Option<String>) -> Result<RankEnv, CommError> {
+        let env = Env(env);
+        let from_env = flags.init_method.as_deref().map(str::trim) == Some("env://");
+        let no_numbers = flags.world_size.is_none() && flags.rank.is_none();
+        if no_numbers && (flags.init_method.is_none() || from_env) {
+            return from_variables(&env);
+        }
+        from_flags(flags, from_env, &env)
+    }
+
+    fn alone(source: &'static str) -> RankEnv {
+        RankEnv { rank: Some(0), world: 1, rendezvous: Rendezvous::Alone, source }
+    }
+}
+
+fn problem<T>(problem: impl Into<String>) -> Result<T, CommError> {
+    Err(CommError::RankEnv { problem: problem.into() })
+}
+
+/// The environment; an empty variable counts as not set.
+struct Env<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Env<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    }
+
+    fn number(&self, name: &str) -> Result<Option<usize>, CommError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => problem(format!("{name} is {text:?}, which is not an integer")),
+        }
+    }
+
+    fn master_host(&self) -> Result<Option<String>, CommError> {
+        let Some(text) = self.text("MASTER_ADDR") else { return Ok(None) };
+        address::host(&text).map(Some).or_else(|why| problem(format!("MASTER_ADDR is {text:?}: {why}")))
+    }
+
+    fn master_port(&self) -> Result<Option<u16>, CommError> {
+        let Some(text) = self.text("MASTER_PORT") else { return Ok(None) };
+        address::port(&text).map(Some).or_else(|why| problem(format!("MASTER_PORT is {text:?}: {why}")))
+    }
+
+    /// Returns the address that the user set, for launchers that give none.
+    fn master(&self, why: &str) -> Result<Rendezvous, CommError> {
+        match (self.master_host()?, self.master_port()?) {
+            (Some(host), Some(port)) => Ok(Rendezvous::Tcp { host, port }),
+            (None, _) => {
+                problem(format!("{why}, but MASTER_ADDR is not set; set it to the name or address of rank 0's machine"))
+            }
+            (_, None) => {
+                problem(format!("{why}, but MASTER_PORT is not set; set it to a free port on rank 0's machine"))
+            }
+        }
+    }
+}
+
+fn from_flags(flags: &RankFlags, from_env: bool, env: &Env<'_>) -> Result<RankEnv, CommError> {
+    const WORLD: &str = "--distributed-world-size";
+    const RANK: &str = "--distributed-rank";
+    let world = match flags.world_size {
+        Some(world) => world,
+        None => numbers_from_env(env)?
+            .1
+            .map_or_else(|| problem(format!("{WORLD} is missing; set it to the number of ranks")), Ok)?,
+    };
+    let rendezvous = match &flags.init_method {
+        // The address is checked even if a single process does not need it: a typo should show now
+        // and not when a second rank is added.
+        Some(method) if !from_env => match address::rendezvous(method) {
+            Ok(rendezvous) => rendezvous,
+            Err(why) => return problem(format!("--distributed-init-method is {method:?}: {why}")),
+        },
+        _ if world == 1 => Rendezvous::Alone,
+        _ => env.master(&format!("{WORLD} is {world} without --distributed-init-method tcp://host:port"))?,
+    };
+    let rank = match flags.rank {
+        Some(rank) => Some(rank),
+        None if world == 1 => Some(0),
+        None => numbers_from_env(env)?.0,
+    };
+    match (rank, &rendezvous) {
+        (Some(rank), _) => check_range(rank, world, RANK, WORLD)?,
+        (None, Rendezvous::Directory(_)) => check_range(0, world, RANK, WORLD)?,
+        (None, _) => return problem(format!("{RANK} is missing; give every process its own number from 0")),
+    }
+    let rendezvous = if world == 1 { Rendezvous::Alone } else { rendezvous };
+    Ok(RankEnv { rank, world, rendezvous, source: FLAGS })
+}
+
+/// Returns rank and world size from the launcher that set them.
+fn numbers_from_env(env: &Env<'_>) -> Result<(Option<usize>, Option<usize>), CommError> {
+    for (rank, world) in
+        [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")]
+    {
+        if let Some(number) = env.number(rank)? {
+            return Ok((Some(number), env.number(world)?));
+        }
+    }
+    Ok((None, env.number("WORLD_SIZE")?))
+}
+
+fn from_variables(env: &Env<'_>) -> Result<RankEnv, CommError> {
+    if let Some(rank) = env.number("RANK")? {
+        return from_torchrun(rank, env);
+    }
+    if let Some(rank) = env.number("OMPI_COMM_WORLD_RANK")? {
+        return from_mpi(rank, env);
+    }
+    if let Some(rank) = env.number("SLURM_PROCID")? {
+        return match env.text("SLURM_STEP_ID") {
+            Some(step) => from_slurm(rank, step, env),
+            None => Ok(RankEnv::alone(SLURM)),
+        };
+    }
+    match env.number("WORLD_SIZE")? {
+        None | Some(1) => Ok(RankEnv::alone(NOTHING)),
+        Some(world) => problem(format!("WORLD_SIZE is {world} but RANK is not set; set both or none")),
+    }
+}
+
+fn from_torchrun(rank: usize, env: &Env<'_>) -> Result<RankEnv, CommError> {
+    let Some(world) = env.number("WORLD_SIZE")? else {
+        return problem(format!("RANK is {rank} but WORLD_SIZE is not set; set both or none"));
+    };
+    check_range(rank, world, "RANK", "WORLD_SIZE")?;
+    if world == 1 {
+        return Ok(RankEnv::alone(TORCHRUN));
+    }
+    let rendezvous = env.master(&format!("WORLD_SIZE is {world}"))?;
+    Ok(RankEnv { rank: Some(rank), world, rendezvous, source: TORCHRUN })
+}
+
+fn from_slurm(rank: usize, step: String, env: &Env<'_>) -> Result<RankEnv, CommError> {
+    let Some(world) = env.number("SLURM_NTASKS")? else {
+        return match rank {
+            0 => Ok(RankEnv::alone(SLURM)),
+            _ => problem(format!("SLURM_PROCID is {rank} but SLURM_NTASKS is not set")),
+        };
+    };
+    check_range(rank, world, "SLURM_PROCID", "SLURM_NTASKS")?;
+    check_same_world(world, "SLURM_NTASKS", env)?;
+    if world == 1 {
+        return Ok(RankEnv::alone(SLURM));
+    }
+    let host = match env.master_host()? {
+        Some(host) => host,
+        None => first_slurm_host(env)?,
+    };
+    let port = match (env.master_port()?, env.text("SLURM_JOB_ID")) {
+        (Some(port), _) => port,
+        // The step too: steps of one job may run side by side.
+        (None, Some(job)) => address::port_of_job(&format!("slurm {job}.{step}")),
+        (None, None) => {
+            return problem("SLURM_JOB_ID is not set, so no port can be derived from it; set MASTER_PORT");
+        }
+    };
+    Ok(RankEnv { rank: Some(rank), world, rendezvous: Rendezvous::Tcp { host, port }, source: SLURM })
+}
+
+fn first_slurm_host(env: &Env<'_>) -> Result<String, CommError> {
+    for name in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"] {
+        if let Some(list) = env.text(name) {
+            return hostlist::first(&list)
+                .or_else(|why| problem(format!("{name} is {list:?}: {why}; set MASTER_ADDR instead")));
+        }
+    }
+    problem("neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set; set MASTER_ADDR to rank 0's host")
+}
+
+fn from_mpi(rank: usize, env: &Env<'_>) -> Result<RankEnv, CommError> {
+    let Some(world) = env.number("OMPI_COMM_WORLD_SIZE")? else {
+        return problem(format!("OMPI_COMM_WORLD_RANK is {rank} but OMPI_COMM_WORLD_SIZE is not set"));
+    };
+    check_range(rank, world, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")?;
+    check_same_world(world, "OMPI_COMM_WORLD_SIZE", env)?;
+    if world == 1 {
+        return Ok(RankEnv::alone(MPI));
+    }
+    let host = match env.master_host()? {
+        Some(host) => host,
+        None if env.number("OMPI_COMM_WORLD_LOCAL_SIZE")? == Some(world) => "127.0.0.1".to_owned(),
+        None => {
+            return problem(
+                "mpirun started ranks on several machines but MASTER_ADDR is not set; pass it on with \
+                 mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>",
+            );
+        }
+    };
+    let job = env.text("PMIX_NAMESPACE").or_else(|| env.text("OMPI_MCA_ess_base_jobid"));
+    let port = match (env.master_port()?, job) {
+        (Some(port), _) => port,
+        (None, Some(job)) => address::port_of_job(&format!("mpi {job}")),
+        (None, None) => {
+            return problem("mpirun set no job name to derive a port from; set MASTER_PORT");
+        }
+    };
+    Ok(RankEnv { rank: Some(rank), world, rendezvous: Rendezvous::Tcp { host, port }, source: MPI })
+}
+
+fn check_range(rank: usize, world: usize, rank_name: &str, world_name: &str) -> Result<(), CommError> {
+    if world == 0 {
+        return problem(format!("{world_name} is 0; there must be at least one rank"));
+    }
+    if rank >= world {
+        return problem(format!("{rank_name} is {rank} but {world_name} is {world}; ranks go from 0 to {}", world - 1));
+    }
+    Ok(())
+}
+
+/// Rejects a `WORLD_SIZE` that differs: it must not be ignored silently.
+fn check_same_world(world: usize, name: &str, env: &Env<'_>) -> Result<(), CommError> {
+    match env.number("WORLD_SIZE")? {
+        Some(other) if other != world => {
+            problem(format!("{name} is {world} but WORLD_SIZE is {other}; unset WORLD_SIZE or correct it"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

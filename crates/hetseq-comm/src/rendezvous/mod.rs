@@ -1,0 +1,145 @@
+//! How ranks find each other: from "rank 2 of 4, tcp://alpha:2900" to a mesh of connected links.
+//!
+//! 1. Rank 0 listens, either at an address that all ranks know (`fixed.rs`) or at one that it
+//!    writes into a shared directory (`directory.rs`). The other ranks dial it, prove that they
+//!    know the secret (`auth.rs`) and send a hello. Rank 0 checks that all ranks run the same thing
+//!    (`rank0.rs`, `membership.rs`).
+//! 2. When all ranks are there, rank 0 sends the member list with a new generation. The peers
+//!    (`peer.rs`) connect pairwise: the higher rank dials the lower (`pairing.rs`). Connections to
+//!    rank 0 are reused.
+//! 3. Every peer reports ready and rank 0 sends start. From then on the connections carry frames of
+//!    the group.
+//!
+//! Once the group exists, no rank can join it: the listeners between ranks are closed, and rank 0's
+//! stays open only to refuse late ranks with a reason (`late_join.rs`). What unauthenticated
+//! connections can use is bounded (`acceptor.rs`, `limits.rs`), and rejections are logged
+//! (`reject_log.rs`). Called by `Group::join`.
+
+mod acceptor;
+mod auth;
+mod directory;
+mod fixed;
+mod handshake;
+mod late_join;
+mod leader_search;
+mod limits;
+mod membership;
+mod notice;
+mod pairing;
+mod peer;
+mod rank0;
+mod refusal;
+mod reject_log;
+
+pub(crate) use late_join::LateJoin;
+
+use std::time::{Duration, Instant};
+
+use fixed::FixedAddress;
+
+use crate::connection::Connection;
+use crate::error::{CommError, shown_line};
+use crate::heartbeat_timing::HeartbeatTiming;
+use crate::identity::Identity;
+use crate::mesh::Mesh;
+use crate::options::Options;
+use crate::rank_env::{RankEnv, Rendezvous};
+use crate::secret::Secret;
+
+/// Timeout for auth and hello on a new connection; a silent connection is closed then.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for connecting all ranks to each other, once all are known.
+const PAIRING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How much longer than rank 0 the peers wait, so that rank 0's explanation reaches them.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often listeners and connections are polled. Joining happens once per run, so a wake-up
+/// mechanism would gain nothing.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What this process knows while it joins; used on rank 0 and on peers.
+struct JoinContext<'a> {
+    /// `None` if rank 0 assigns the rank.
+    rank: Option<usize>,
+    world: usize,
+    /// The rendezvous as the user wrote it.
+    rendezvous: String,
+    /// This rank's name in messages.
+    name: String,
+    /// Of this rank alone.
+    timing: HeartbeatTiming,
+    identity: &'a Identity,
+    options: &'a Options,
+    started: Instant,
+}
+
+impl JoinContext<'_> {
+    /// Time left until all ranks must have joined.
+    fn time_left(&self) -> Duration {
+        self.options.join.saturating_sub(self.started.elapsed())
+    }
+}
+
+/// The result of joining: all ranks, and a connection to each.
+struct Joined {
+    rank: usize,
+    generation: u64,
+    names: Vec<String>,
+    /// Combined over all ranks.
+    timing: HeartbeatTiming,
+    connections: Vec<Option<Connection>>,
+    /// `Some` on rank 0 only.
+    late_join: Option<LateJoin>,
+}
+
+/// Joins the other ranks. Returns once all are connected to each other.
+pub(crate) fn join(
+    rank_env: &RankEnv,
+    identity: &Identity,
+    options: &Options,
+) -> Result<(Mesh, Option<LateJoin>), CommError> {
+    let name = shown_line(&options.shown_name(), handshake::NAME_LIMIT_BYTES);
+    let RankEnv { rank, world, .. } = *rank_env;
+    let rendezvous = rank_env.rendezvous.to_string();
+    let timing = HeartbeatTiming::new(options.silence);
+    let context = JoinContext { rank, world, rendezvous, name, timing, identity, options, started: Instant::now() };
+    let joined = match &rank_env.rendezvous {
+        Rendezvous::Tcp { .. } if options.encrypt && matches!(options.secret, Secret::None) => {
+            let what = "encryption needs a secret to derive its keys from".to_owned();
+            return Err(CommError::Misuse { operation: "join", what });
+        }
+        Rendezvous::Tcp { host, port } => FixedAddress { context: &context, host, port: *port }.join()?,
+        Rendezvous::Directory(dir) => directory::join(&context, dir)?,
+        Rendezvous::Alone => {
+            let problem = format!("a world of {world} ranks needs a rendezvous ({})", rank_env.source);
+            return Err(CommError::RankEnv { problem });
+        }
+    };
+    let mesh =
+        Mesh::over_tcp(joined.rank, joined.generation, joined.names, joined.connections, joined.timing, options)?;
+    tracing::info!("rank {} of {world}: all ranks are connected", joined.rank);
+    Ok((mesh, joined.late_join))
+}
+
+/// Decides when to log that this rank still waits: after two seconds, then every ten.
+struct Reminder {
+    next: Instant,
+}
+
+impl Reminder {
+    fn new(now: Instant) -> Reminder {
+        Reminder { next: now + Duration::from_secs(2) }
+    }
+
+    fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = now >= self.next;
+        if is_due {
+            self.next = now + Duration::from_secs(10);
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fuzz_handshake;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,420 @@
+//! The `tcp` transport: frames over non-blocking sockets.
+//!
+//! The rank's own thread reads and writes while it is in a collective: new results are sent while
+//! they are in the cache, and no other thread has to be woken. A [`TcpLink`] is one connection with
+//! its queued and received frames; [`await_traffic`] is the only place where the rank sleeps.
+//! Between collectives the heartbeat thread (`heartbeat.rs`) keeps the connections alive.
+//! `rendezvous/` has authenticated the peers.
+
+mod outgoing_frame;
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::buffers::Pool;
+use crate::connection::Connection;
+use crate::encryption::{DecryptedReader, Encryption};
+use crate::error::{CommError, shown};
+use crate::frame::{Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, FrameKind, Partial, ReadError};
+use crate::heartbeat_timing::HeartbeatTiming;
+use crate::link::{LinkEnd, Received, locked};
+use crate::options::Options;
+use crate::signal::Signal;
+use crate::socket;
+
+use outgoing_frame::OutgoingFrame;
+
+/// Longer reasons are cut.
+pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
+/// Up to this size, copying a payload behind its header is cheaper than a second packet.
+const SMALL_BYTES: usize = 16 << 10;
+/// The number of frames to write to one link before the next link has its turn, when a sum has
+/// queued many.
+const MAX_FRAMES_PER_WRITE: usize = 8;
+/// The number of bytes to read ahead from a peer before they are needed, so that an abort behind
+/// them is seen.
+const READ_AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
+/// The number of heartbeats to read at once: a peer that only sends heartbeats must not keep this
+/// rank from checking its deadlines. It is more than pile up behind a frame in hours of computing,
+/// so that an abort or goodbye behind them is found.
+const MAX_HEARTBEATS: usize = 10_000;
+
+/// One connection after its handshake.
+pub(crate) struct TcpLink {
+    /// Shared, so that the lock is not held while sleeping on it.
+    stream: Arc<TcpStream>,
+    encryption: Option<Encryption>,
+    accept: Accept,
+    pool: Arc<Pool>,
+    /// The peer is given up after this much silence.
+    silence: Duration,
+    partial: Partial,
+    /// Read but not taken yet.
+    read_ahead: VecDeque<Frame>,
+    read_ahead_bytes: usize,
+    last_received: Instant,
+    end: Option<LinkEnd>,
+    /// Queued but not fully written yet.
+    queue: VecDeque<OutgoingFrame>,
+    last_sent: Instant,
+    /// The end was sent or cannot be sent: nothing more is queued.
+    send_closed: bool,
+    /// The rank is in a collective, so its own thread reads this link and not the heartbeat thread.
+    in_collective: bool,
+}
+
+impl TcpLink {
+    pub(crate) fn new(
+        connection: Connection,
+        generation: u64,
+        pool: &Arc<Pool>,
+        timing: HeartbeatTiming,
+        options: &Options,
+    ) -> Result<Arc<Mutex<TcpLink>>, CommError> {
+        let Connection { stream, encryption } = connection;
+        let prepare = || {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)
+        };
+        prepare().map_err(|reason| CommError::System { what: "prepare a connection", reason })?;
+        let silence = timing.give_up_after(options.silence);
+        socket::set_user_timeout(&stream, options.progress.max(silence));
+        let now = Instant::now();
+        Ok(Arc::new(Mutex::new(TcpLink {
+            stream: Arc::new(stream),
+            encryption,
+            accept: Accept { generation, limit_bytes: FRAME_LIMIT_BYTES },
+            pool: pool.clone(),
+            silence,
+            partial: Partial::default(),
+            read_ahead: VecDeque::new(),
+            read_ahead_bytes: 0,
+            last_received: now,
+            end: None,
+            queue: VecDeque::new(),
+            last_sent: now,
+            send_closed: false,
+            in_collective: false,
+        })))
+    }
+
+    /// Returns whether a frame can be queued. One frame at a time: the next is created when this
+    /// one has left, from data that is then in the cache. There is no room for a peer that takes
+    /// nothing more; its end says why.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.send_closed && self.queued_bytes() < SMALL_BYTES
+    }
+
+    /// Computed on demand: there are few frames, unless a sum has queued many for a slow link.
+    fn queued_bytes(&self) -> usize {
+        self.queue.iter().map(OutgoingFrame::unwritten_bytes).sum()
+    }
+
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn ended(&self) -> Option<LinkEnd> {
+        self.end.clone()
+    }
+
+    /// Queues a frame and writes as much as the socket accepts.
+    pub(crate) fn push(&mut self, frame: &Frame) {
+        if self.send_closed {
+            return;
+        }
+        let mut head = frame.header(self.accept.generation).to_vec();
+        // A small frame is sent as one packet. `write_vectored` is not used: unlike `write`, it
+        // would raise SIGPIPE on a closed connection in a program that has restored the default of
+        // that signal.
+        let small = frame.payload.len() <= SMALL_BYTES;
+        if small {
+            head.extend_from_slice(&frame.payload);
+        }
+        let body = (!small).then(|| frame.payload.clone());
+        self.queue.push_back(OutgoingFrame::new(head, body));
+        self.write();
+    }
+
+    /// Writes as much as the socket accepts, up to the limit per turn; returns whether anything was
+    /// written.
+    pub(crate) fn write(&mut self) -> bool {
+        let (mut moved, mut written) = (false, 0);
+        while let Some(frame) = self.queue.front_mut().filter(|_| written < MAX_FRAMES_PER_WRITE) {
+            if let Err(error) = frame.encrypt(self.encryption.as_mut()) {
+                self.fail_send(&error);
+                return true;
+            }
+            match (&*self.stream).write(frame.rest()) {
+                Ok(count) => {
+                    frame.advance(count);
+                    moved = true;
+                    if frame.rest().is_empty() {
+                        written += 1;
+                        self.queue.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.fail_send(&error);
+                    return true;
+                }
+            }
+        }
+        if moved {
+            self.last_sent = Instant::now();
+        }
+        moved
+    }
+
+    /// Handles a failed write: nothing can be written any more.
+    fn fail_send(&mut self, error: &std::io::Error) {
+        self.send_closed = true;
+        self.queue.clear();
+        // The peer's abort or goodbye may be there to read; if not, the error is how it left. A
+        // lost connection delivers no more than is in the system's buffers.
+        self.read(FRAME_LIMIT_BYTES);
+        self.end.get_or_insert_with(|| LinkEnd::Closed(format!("connection lost: {error}")));
+    }
+
+    /// Returns the next frame, and the end after all frames are taken.
+    pub(crate) fn next(&mut self) -> Received {
+        if self.read_ahead.is_empty() {
+            self.read(0);
+        }
+        match (self.read_ahead.pop_front(), &self.end) {
+            (Some(frame), _) => {
+                self.read_ahead_bytes -= frame.bytes();
+                Received::Frame(frame)
+            }
+            (None, Some(end)) => Received::Ended(end.clone()),
+            (None, None) => Received::Nothing,
+        }
+    }
+
+    /// Reads frames until there are none or more than `room` bytes of them wait to be taken;
+    /// returns whether a frame or the end arrived.
+    fn read(&mut self, room: usize) -> bool {
+        let (mut moved, mut heartbeats) = (false, 0);
+        while self.end.is_none()
+            && heartbeats < MAX_HEARTBEATS
+            && (self.read_ahead.is_empty() || self.read_ahead_bytes < room)
+        {
+            let before = self.progress();
+            let mut from = DecryptedReader {
+                from: &*self.stream,
+                decryptor: self.encryption.as_mut().map(|encryption| &mut encryption.decryptor),
+            };
+            let read = self.partial.read(&mut from, self.accept, &self.pool);
+            if !matches!(read, Err(ReadError::NotYet)) || self.progress() != before {
+                self.last_received = Instant::now();
+            }
+            match read {
+                Ok(frame) if frame.kind == FrameKind::Heartbeat => heartbeats += 1,
+                Ok(frame) => {
+                    moved = true;
+                    match end_of(&frame) {
+                        Some(end) => self.end = Some(end),
+                        None => {
+                            self.read_ahead_bytes += frame.bytes();
+                            self.read_ahead.push_back(frame);
+                        }
+                    }
+                }
+                Err(ReadError::NotYet) => break,
+                Err(error) => {
+                    moved = true;
+                    self.end = Some(end_after(error));
+                }
+            }
+        }
+        moved
+    }
+
+    /// Returns how much of the next frame has arrived. With encryption, bytes that cannot be
+    /// decrypted yet count: over a slow link a record may take longer than the limit on silence.
+    fn progress(&self) -> (usize, Option<(u64, usize)>) {
+        (self.partial.bytes(), self.encryption.as_ref().map(|encryption| encryption.decryptor.progress()))
+    }
+
+    /// Returns how much longer the peer may be silent; if no time is left, that is its end. Silence
+    /// counts only since `since`, when this rank started to read. `None` for a peer that has ended.
+    fn silence_left(&mut self, since: Instant) -> Option<Duration> {
+        if self.end.is_some() {
+            return None;
+        }
+        if self.read_ahead_bytes >= READ_AHEAD_BYTES {
+            // If this rank does not read, that is not the peer's silence.
+            self.last_received = Instant::now();
+        }
+        let left = self.silence.saturating_sub(self.last_received.max(since).elapsed());
+        if left.is_zero() {
+            self.end = Some(LinkEnd::Silent(self.silence));
+        }
+        Some(left)
+    }
+
+    /// Sends a heartbeat if nothing else was sent for `every`; outside of collectives it also
+    /// reads, to detect whether the peer has left.
+    pub(crate) fn heartbeat(&mut self, every: Duration) {
+        if self.queue.is_empty() && self.last_sent.elapsed() >= every {
+            self.push(&Frame::control(FrameKind::Heartbeat, Vec::new()));
+        } else {
+            self.write();
+        }
+        if !self.in_collective {
+            self.read(0);
+            self.answer_goodbye();
+        }
+    }
+
+    /// Closes the sending half after a goodbye of the peer, which takes nothing more; that confirms
+    /// that the goodbye has arrived.
+    fn answer_goodbye(&mut self) {
+        if self.end == Some(LinkEnd::Goodbye) && self.queue.is_empty() && !self.send_closed {
+            self.send_closed = true;
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Queues the end. Before an abort, frames that are not needed any more are dropped.
+    pub(crate) fn queue_end(&mut self, end: &LinkEnd) {
+        let frame = match end {
+            LinkEnd::Aborted(reason) => {
+                self.queue.retain(OutgoingFrame::has_started);
+                Frame::control(FrameKind::Abort, shown(reason, REASON_LIMIT_BYTES).into_bytes())
+            }
+            _ => Frame::control(FrameKind::Goodbye, Vec::new()),
+        };
+        self.in_collective = true;
+        self.push(&frame);
+    }
+
+    /// Returns whether the peer has received the end: it is written, this half is closed, and so is
+    /// the other. Only the sending half is shut down: if data from the peer arrived at a fully
+    /// closed socket, the resulting reset could destroy the end in transit.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        self.write();
+        if self.queue.is_empty() && !self.send_closed {
+            self.send_closed = true;
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+        self.discard();
+        self.end.is_some()
+    }
+
+    /// Reads up to the peer's end and drops the frames before it. Only a little at a time: a peer
+    /// that has not noticed yet may continue to send for long, and the caller checks its deadline.
+    fn discard(&mut self) {
+        self.read(READ_AHEAD_BYTES);
+        self.read_ahead.clear();
+        self.read_ahead_bytes = 0;
+    }
+
+    /// Returns what to poll its socket for.
+    fn interest(&self) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        if self.end.is_none() && self.read_ahead_bytes < READ_AHEAD_BYTES {
+            flags |= PollFlags::IN;
+        }
+        if !self.queue.is_empty() {
+            flags |= PollFlags::OUT;
+        }
+        flags
+    }
+}
+
+/// Returns the end that a control frame announces.
+fn end_of(frame: &Frame) -> Option<LinkEnd> {
+    match frame.kind {
+        FrameKind::Goodbye => Some(LinkEnd::Goodbye),
+        FrameKind::Abort => Some(LinkEnd::Aborted(shown(&String::from_utf8_lossy(&frame.payload), REASON_LIMIT_BYTES))),
+        FrameKind::Handshake => Some(LinkEnd::Garbled(FrameError::OutOfPlace { kind: frame.kind.name() })),
+        _ => None,
+    }
+}
+
+/// Returns the end that follows from a read error.
+fn end_after(error: ReadError) -> LinkEnd {
+    match error {
+        ReadError::Closed => LinkEnd::Closed("its connection closed without a goodbye".to_owned()),
+        ReadError::Cut => LinkEnd::Closed("its connection closed in the middle of a frame".to_owned()),
+        ReadError::Io(error) => LinkEnd::Closed(format!("connection lost: {error}")),
+        ReadError::Frame(fault) => LinkEnd::Garbled(fault),
+        ReadError::NotYet => LinkEnd::Closed("it sent nothing".to_owned()),
+    }
+}
+
+/// Assigns the links to the rank's own thread (`true`) or to the heartbeat thread.
+pub(crate) fn set_in_collective(links: &[Arc<Mutex<TcpLink>>], in_collective: bool) {
+    links.iter().for_each(|link| locked(link).in_collective = in_collective);
+}
+
+/// Writes what can be written to all links; returns whether anything was written.
+pub(crate) fn write_all(links: &[Arc<Mutex<TcpLink>>]) -> bool {
+    // `any` would stop at the first link that moved.
+    links.iter().filter(|link| locked(link).write()).count() > 0
+}
+
+/// Sleeps until a socket is readable or writable, the signal is raised, a peer has been silent for
+/// too long since `since`, or `limit` has passed; returns the time slept. Before that, it reads
+/// ahead what is already there.
+pub(crate) fn await_traffic(
+    links: &[Arc<Mutex<TcpLink>>],
+    signal: Option<&Signal>,
+    since: Instant,
+    limit: Duration,
+) -> Duration {
+    let mut arrived = false;
+    let mut limit = limit.min(Duration::from_secs(1));
+    let mut sockets = Vec::with_capacity(links.len());
+    for link in links {
+        let mut link = locked(link);
+        arrived |= link.read(READ_AHEAD_BYTES);
+        let silence_left = link.silence_left(since);
+        arrived |= silence_left.is_some_and(|left| left.is_zero());
+        // `poll` must not get a timeout that it would round to zero.
+        limit = limit.min(silence_left.unwrap_or(Duration::MAX).max(Duration::from_millis(1)));
+        let interest = link.interest();
+        if !interest.is_empty() {
+            sockets.push((link.stream.clone(), interest));
+        }
+    }
+    if arrived { Duration::ZERO } else { sleep(&sockets, signal, limit) }
+}
+
+/// Sleeps until a link outside of a collective can write what is queued, the signal is raised, or
+/// `limit` has passed.
+pub(crate) fn await_writable(links: &[Arc<Mutex<TcpLink>>], signal: &Signal, limit: Duration) {
+    let waiting = |link: &Arc<Mutex<TcpLink>>| {
+        let link = locked(link);
+        (!link.in_collective && !link.is_flushed()).then(|| (link.stream.clone(), PollFlags::OUT))
+    };
+    let sockets: Vec<_> = links.iter().filter_map(waiting).collect();
+    sleep(&sockets, Some(signal), limit);
+}
+
+fn sleep(sockets: &[(Arc<TcpStream>, PollFlags)], signal: Option<&Signal>, limit: Duration) -> Duration {
+    let mut watched: Vec<PollFd<'_>> = sockets.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
+    watched.extend(signal.map(|signal| PollFd::new(signal.pipe(), PollFlags::IN)));
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let start = Instant::now();
+    // A system signal may end it early, which does no harm.
+    let _ = poll(&mut watched, Some(&limit));
+    let slept = start.elapsed();
+    if let Some(signal) = signal.filter(|_| watched.last().is_some_and(|pipe| pipe.revents().contains(PollFlags::IN))) {
+        signal.clear();
+    }
+    slept
+}
+
+#[cfg(test)]
+mod late_tests;
+#[cfg(test)]
+mod tests;

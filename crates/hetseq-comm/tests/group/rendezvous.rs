@@ -1,0 +1,293 @@
+//! The rendezvous succeeds despite unknown connections and bad timing; otherwise it fails with a
+//! reason.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use hetseq_comm::{CommError, Group, Identity, Options, RankEnv, Rendezvous, Secret};
+
+use crate::ranks::{Transport, free_port, groups, join, join_as, on_each, options, rank_env};
+
+const HERE: &str = "127.0.0.1";
+
+fn with_secret(rank: usize, secret: Option<&str>) -> Options {
+    let secret = secret.map_or(Secret::None, |secret| Secret::Given(secret.to_owned()));
+    Options { secret, ..options(rank) }
+}
+
+fn impatient(rank: usize, millis: u64) -> Options {
+    Options { join: Duration::from_millis(millis), ..options(rank) }
+}
+
+#[test]
+fn all_ranks_know_each_other() {
+    let groups = groups(Transport::Tcp, 3, options);
+    let generation = groups[0].generation();
+    assert_ne!(generation, 0);
+    for (rank, group) in groups.iter().enumerate() {
+        assert_eq!((group.rank(), group.world(), group.generation()), (rank, 3, generation));
+        assert_eq!([0, 1, 2].map(|rank| group.host(rank)), ["host0", "host1", "host2"]);
+        assert_eq!(group.host(3), "unknown");
+    }
+    on_each(groups, Group::close);
+}
+
+#[test]
+fn a_world_of_one_is_alone() {
+    let group = Group::join(&rank_env(0, 1, "no.such.host.", 1), &Identity::new(), &options(0)).unwrap();
+    assert_eq!(group.world(), 1);
+    let nowhere = RankEnv { rank: Some(0), world: 2, rendezvous: Rendezvous::Alone, source: "the test" };
+    assert!(matches!(Group::join(&nowhere, &Identity::new(), &options(0)), Err(CommError::RankEnv { .. })));
+    let outside = rank_env(2, 2, HERE, 1);
+    assert!(matches!(Group::join(&outside, &Identity::new(), &options(0)), Err(CommError::RankEnv { .. })));
+}
+
+#[test]
+fn ranks_join_over_ipv6() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return; // Nothing to test on a machine without IPv6.
+    }
+    for interface in [None, Some("::1".to_owned())] {
+        let port = free_port();
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                let options = Options { interface: interface.clone(), ..options(rank) };
+                join(rank_env(rank, 3, "::1", port), options)
+            })
+            .collect();
+        let groups = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+        on_each(groups, |mut group: Group| {
+            assert_eq!(group.all_gather_bytes(&[group.rank() as u8]).unwrap(), [[0], [1], [2]]);
+            group.close();
+        });
+    }
+}
+
+#[test]
+fn a_chosen_interface_and_port_range_are_used() {
+    let port = free_port();
+    let mesh_port = free_port();
+    let chosen =
+        |rank| Options { interface: Some(HERE.to_owned()), ports: Some(mesh_port..=mesh_port), ..options(rank) };
+    let ranks: Vec<_> = (0..3).map(|rank| join(rank_env(rank, 3, HERE, port), chosen(rank))).collect();
+    for rank in ranks {
+        rank.join().unwrap().unwrap();
+    }
+    let nowhere = Options { interface: Some("nonet7".to_owned()), ..options(1) };
+    let error = Group::join(&rank_env(1, 2, HERE, port), &Identity::new(), &nowhere).unwrap_err();
+    assert!(matches!(error, CommError::NoInterface { .. }), "{error}");
+}
+
+#[test]
+fn rank_0_may_start_last() {
+    let port = free_port();
+    let one = join(rank_env(1, 2, "localhost", port), options(1));
+    sleep(Duration::from_millis(250));
+    let zero = join(rank_env(0, 2, "localhost", port), options(0));
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
+fn unknown_connections_do_not_prevent_the_start() {
+    let port = free_port();
+    let zero = join(rank_env(0, 3, HERE, port), options(0));
+    let connect = || loop {
+        match TcpStream::connect((HERE, port)) {
+            Ok(stream) => break stream,
+            Err(_) => sleep(Duration::from_millis(10)),
+        }
+    };
+    let start = Instant::now();
+    let silent: Vec<TcpStream> = (0..10).map(|_| connect()).collect();
+    for garbage in [&b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\n\r\n"[..], &[0; 100], b"x"] {
+        let _ = connect().write_all(garbage);
+    }
+    let one = join(rank_env(1, 3, HERE, port), options(1));
+    let two = join(rank_env(2, 3, HERE, port), options(2));
+    for rank in [zero, one, two] {
+        rank.join().unwrap().unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(3));
+    drop(silent);
+}
+
+#[test]
+fn a_differing_identity_stops_all_with_both_values() {
+    let port = free_port();
+    let identity = |lr: f32| Identity::new().with("optim.lr", lr).with("seed", 1);
+    let zero = join_as(rank_env(0, 3, HERE, port), identity(0.1), options(0));
+    let two = join_as(rank_env(2, 3, HERE, port), identity(0.1), options(2));
+    sleep(Duration::from_millis(200));
+    let one = join_as(rank_env(1, 3, HERE, port), identity(0.2).with("fp16", true), options(1));
+    let differences = [zero, one, two].map(|rank| match rank.join().unwrap() {
+        Err(CommError::Mismatch { differences }) => differences,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(
+        differences[0],
+        ["fp16: absent here, true on rank 1 (host1)", "optim.lr: 0.1 here, 0.2 on rank 1 (host1)"]
+    );
+    assert_eq!(differences[1][1], "optim.lr: 0.2 here, 0.1 on rank 0 (host0)");
+    assert_eq!(differences[2][1], "optim.lr: 0.1 on rank 0 (host0), 0.2 on rank 1 (host1)");
+}
+
+#[test]
+fn a_late_rank_still_gets_the_reason_of_a_cancelled_run() {
+    let port = free_port();
+    let zero = join_as(rank_env(0, 3, HERE, port), Identity::new().with("a", 1), options(0));
+    let one = join_as(rank_env(1, 3, HERE, port), Identity::new().with("a", 2), options(1));
+    assert!(matches!(one.join().unwrap(), Err(CommError::Mismatch { .. })));
+    let two = join_as(rank_env(2, 3, HERE, port), Identity::new().with("a", 1), options(2));
+    assert!(matches!(two.join().unwrap(), Err(CommError::Mismatch { .. })));
+    assert!(matches!(zero.join().unwrap(), Err(CommError::Mismatch { .. })));
+}
+
+#[test]
+fn a_differing_world_stops_all() {
+    let port = free_port();
+    let zero = join(rank_env(0, 2, HERE, port), options(0));
+    let one = join(rank_env(3, 4, HERE, port), options(3));
+    let text = zero.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("world size: 2 here, 4 on rank 3 (host3)"), "{text}");
+    let text = one.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("world size: 4 here, 2 on rank 0 (host0)"), "{text}");
+}
+
+#[test]
+fn a_duplicate_rank_is_refused_and_the_run_starts() {
+    let port = free_port();
+    let zero = join(rank_env(0, 3, HERE, port), options(0));
+    let one = join(rank_env(1, 3, HERE, port), options(1));
+    sleep(Duration::from_millis(300));
+    let duplicate = join(rank_env(1, 3, HERE, port), options(9)).join().unwrap().unwrap_err();
+    let text = duplicate.to_string();
+    assert!(matches!(duplicate, CommError::Refused { .. }), "{text}");
+    assert!(text.contains("rank 1 is already taken by host1 (127.0.0.1:"), "{text}");
+    let two = join(rank_env(2, 3, HERE, port), options(2));
+    for rank in [zero, one, two] {
+        rank.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_second_rank_0_finds_the_address_in_use() {
+    let port = free_port();
+    let zero = join(rank_env(0, 2, HERE, port), options(0));
+    sleep(Duration::from_millis(200));
+    let error = join(rank_env(0, 2, HERE, port), options(0)).join().unwrap().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, CommError::AddressInUse { .. }), "{text}");
+    assert!(text.contains(&port.to_string()) && text.contains("another rank 0"), "{text}");
+    let one = join(rank_env(1, 2, HERE, port), options(1));
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
+fn missing_ranks_are_named_on_all_waiting_ranks() {
+    let port = free_port();
+    let zero = join(rank_env(0, 4, HERE, port), impatient(0, 500));
+    let two = join(rank_env(2, 4, HERE, port), options(2));
+    for rank in [zero, two] {
+        let error = rank.join().unwrap().unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(&error, CommError::Missing { ranks, .. } if *ranks == [1, 3]), "{text}");
+        assert!(text.starts_with("ranks 1, 3 of 4 did not join at tcp://127.0.0.1:"), "{text}");
+    }
+}
+
+#[test]
+fn no_process_at_the_address() {
+    let port = free_port();
+    let error = join(rank_env(1, 2, HERE, port), impatient(1, 300)).join().unwrap().unwrap_err();
+    assert!(matches!(error, CommError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("tcp://127.0.0.1:{port}")), "{error}");
+}
+
+#[test]
+fn another_program_at_the_address() {
+    let listener = TcpListener::bind((HERE, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let one = join(rank_env(1, 2, HERE, port), options(1));
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(b"220 mail.example.org ESMTP Postfix (Debian/GNU)\r\n").unwrap();
+    let text = one.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("not the hetseq protocol"), "{text}");
+}
+
+#[test]
+fn ranks_with_the_same_secret_join() {
+    let port = free_port();
+    let ranks: Vec<_> = (0..4)
+        .map(|rank| join(rank_env(rank, 4, HERE, port), with_secret(rank, Some("squirrel-of-the-park"))))
+        .collect();
+    let groups = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+    on_each(groups, |mut group: Group| {
+        group.barrier().unwrap();
+        group.close();
+    });
+}
+
+#[test]
+fn a_wrong_or_missing_secret_is_refused_and_the_run_starts() {
+    for (ours, theirs, expected) in [
+        (Some("squirrel-of-the-park"), Some("badger-of-the-wood"), "the shared secrets differ"),
+        (Some("squirrel-of-the-park"), None, "do not both have a secret"),
+        (None, Some("squirrel-of-the-park"), "do not both have a secret"),
+    ] {
+        let port = free_port();
+        let zero = join(rank_env(0, 2, HERE, port), with_secret(0, ours));
+        let wrong = join(rank_env(1, 2, HERE, port), with_secret(1, theirs));
+        let error = wrong.join().unwrap().unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, CommError::Refused { .. }), "{text}");
+        assert!(text.contains(expected), "{text}");
+        let right = join(rank_env(1, 2, HERE, port), with_secret(1, ours));
+        zero.join().unwrap().unwrap();
+        right.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn encryption_on_one_side_only_is_named_on_both() {
+    let encrypted = |rank, encrypt| Options { encrypt, ..with_secret(rank, Some("squirrel-of-the-park")) };
+    for [zero, one] in [[true, false], [false, true]] {
+        let port = free_port();
+        let first = join(rank_env(0, 2, HERE, port), Options { join: Duration::from_secs(1), ..encrypted(0, zero) });
+        let text = join(rank_env(1, 2, HERE, port), encrypted(1, one)).join().unwrap().unwrap_err().to_string();
+        let expected = format!("comm.encrypt is {one} on the connecting rank and {zero} on the rank it connects to");
+        assert!(text.contains(&expected), "{text}");
+        let text = first.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains(&expected), "{text}");
+    }
+    let alone = Options { encrypt: true, ..options(0) };
+    let error = join(rank_env(0, 2, HERE, free_port()), alone).join().unwrap().unwrap_err();
+    assert!(matches!(error, CommError::Misuse { .. }), "{error}");
+}
+
+#[test]
+fn a_wrong_secret_is_refused_with_encryption() {
+    let encrypted = |rank, secret| Options { encrypt: true, ..with_secret(rank, Some(secret)) };
+    let port = free_port();
+    let zero = join(rank_env(0, 2, HERE, port), encrypted(0, "squirrel-of-the-park"));
+    let text =
+        join(rank_env(1, 2, HERE, port), encrypted(1, "badger-of-the-wood")).join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("the shared secrets differ"), "{text}");
+    let one = join(rank_env(1, 2, HERE, port), encrypted(1, "squirrel-of-the-park"));
+    zero.join().unwrap().unwrap();
+    one.join().unwrap().unwrap();
+}
+
+#[test]
+fn the_error_about_a_missing_rank_lists_rejected_connections() {
+    let port = free_port();
+    let zero_options = Options { secret: Secret::Given("squirrel-of-the-park".into()), ..impatient(0, 3_000) };
+    let zero = join(rank_env(0, 2, HERE, port), zero_options);
+    join(rank_env(1, 2, HERE, port), with_secret(1, Some("badger-of-the-wood"))).join().unwrap().unwrap_err();
+    let text = zero.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("rank 1 of 2 did not join"), "{text}");
+    assert!(text.contains("Rejected while waiting: ") && text.contains("secrets differ"), "{text}");
+}

@@ -1,0 +1,29 @@
+//! Raw text: files and directories, gzipped or not, to documents and their sentences.
+//!
+//! [`find`] lists the files in an order that is the same on every machine, [`Documents`] streams
+//! their documents, and [`sentences`](Document::sentences) splits a document. Nothing here is
+//! random, and only one document at a time is in memory. [`tokenize`](crate::tokenize) turns
+//! sentences into tokens. Called by [`prep`](crate::prep).
+//!
+//! [`read_lines`] keeps every line, for text whose lines belong to those of another file, such as
+//! translations. Where line n of one file is the translation of line n of another,
+//! [`ParallelLines`] reads both.
+//!
+//! A document is:
+//! - by default, a block of lines between blank lines;
+//! - in a file with level-1 headings in WikiText's format (` = Title = `), the text from one such
+//!   heading to the next. Other headings end a paragraph. Headings are dropped;
+//! - in a file with WikiExtractor's `<doc ...>` and `</doc>` lines, the text between them.
+
+mod documents;
+mod files;
+mod lines;
+mod parallel;
+mod sentences;
+mod style;
+
+pub use documents::{Document, Documents};
+pub use files::{TextFile, find};
+pub use lines::{Lines, read_lines};
+pub use parallel::{LinePair, ParallelLines};
+pub use style::SentenceStyle;

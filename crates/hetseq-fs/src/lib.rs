@@ -1,0 +1,9 @@
+//! Writes that survive a power cut: a file has its old or its new content, never a part, and new
+//! directories persist. Used by every crate that writes files. Directories that are complete or
+//! absent (checkpoints, exports) are built on [`create_dir_all`] and [`sync_dir`].
+
+mod atomic_file;
+mod directory;
+
+pub use atomic_file::{AtomicFile, replace, write_atomic};
+pub use directory::{create_dir_all, sync_dir};

@@ -1,0 +1,100 @@
+//! The events of one process group, reduced to what a report needs.
+
+use super::{DISTURBED, PlanRecord};
+use crate::{Event, RankReport, WorkerReport};
+
+#[derive(Debug, Default)]
+pub(super) struct ProcessGroup {
+    pub(super) start: Option<StartEvent>,
+    pub(super) updates: Vec<UpdateEvent>,
+    pub(super) plans: Vec<PlanRecord>,
+    /// The last one, which contains the totals since the start.
+    pub(super) workers: Option<WorkersEvent>,
+    pub(super) validation_s: f64,
+    pub(super) checkpoints_s: f64,
+    pub(super) end: Option<EndEvent>,
+}
+
+#[derive(Debug)]
+pub(super) struct StartEvent {
+    pub(super) task: String,
+    pub(super) world: usize,
+    pub(super) devices: usize,
+    pub(super) parameters: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UpdateEvent {
+    pub(super) update: u64,
+    pub(super) samples: u64,
+    pub(super) seconds: f64,
+    pub(super) data_wait_s: f64,
+    pub(super) predicted_s: Option<f64>,
+}
+
+#[derive(Debug)]
+pub(super) struct WorkersEvent {
+    pub(super) updates: u64,
+    pub(super) wall_s: f64,
+    pub(super) workers: Vec<WorkerReport>,
+    pub(super) ranks: Vec<RankReport>,
+}
+
+#[derive(Debug)]
+pub(super) struct EndEvent {
+    pub(super) outcome: String,
+    pub(super) seconds: f64,
+}
+
+impl ProcessGroup {
+    pub(super) fn add(&mut self, event: Event) {
+        match event {
+            Event::Start { task, world, devices, parameters, .. } => {
+                self.start = Some(StartEvent { task, world, devices, parameters });
+            }
+            Event::Update { update, samples, seconds, data_wait_s, predicted_s, .. } => {
+                let predicted_s = predicted_s.filter(|&predicted_s| predicted_s > 0.0);
+                self.updates.push(UpdateEvent { update, samples, seconds, data_wait_s, predicted_s });
+            }
+            Event::Plan { update, predicted_s, before_s, gain, samples, .. } => {
+                self.plans.push(PlanRecord { update, predicted_s, before_s, gain, samples, lost_s: 0.0 });
+            }
+            Event::Workers { updates, wall_s, workers, ranks, .. } => {
+                self.workers = Some(WorkersEvent { updates, wall_s, workers, ranks });
+            }
+            Event::Valid { seconds, .. } => self.validation_s += seconds,
+            Event::Checkpoint { paused_seconds, .. } => self.checkpoints_s += paused_seconds,
+            Event::End { outcome, seconds, .. } => self.end = Some(EndEvent { outcome, seconds }),
+            Event::Warning { .. } | Event::EarlyStop { .. } => {}
+        }
+    }
+
+    /// Measured and predicted seconds of the updates that have both.
+    pub(super) fn predicted(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.predicted_from(0)
+    }
+
+    pub(super) fn predicted_from(&self, first: u64) -> impl Iterator<Item = (f64, f64)> {
+        let later = self.updates.iter().filter(move |update| update.update >= first && update.seconds > 0.0);
+        later.filter_map(|update| update.predicted_s.map(|predicted_s| (update.seconds, predicted_s)))
+    }
+
+    /// For each plan, the time over prediction of the disturbed updates right before it. A plan is
+    /// emitted before the updates of the old plan are done, so updates are compared by number.
+    pub(super) fn lost_until_replanned(&self) -> Vec<f64> {
+        let mut counted_below = 0;
+        let mut lost = Vec::with_capacity(self.plans.len());
+        for plan in &self.plans {
+            let before = self.updates.iter().rev().skip_while(|update| update.update >= plan.update);
+            let over = |update: &UpdateEvent| {
+                let predicted_s = update.predicted_s.filter(|predicted_s| update.seconds > DISTURBED * predicted_s)?;
+                (update.update >= counted_below).then_some(update.seconds - predicted_s)
+            };
+            let is_replanned = plan.gain.is_some();
+            // An empty sum would be -0.
+            lost.push(if is_replanned { before.map_while(over).fold(0.0, |sum, over| sum + over) } else { 0.0 });
+            counted_below = plan.update;
+        }
+        lost
+    }
+}

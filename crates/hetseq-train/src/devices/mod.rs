@@ -1,0 +1,21 @@
+//! The devices of this process. The trainer calls `pool`; `spec` parses device names; `handle` and
+//! `thread` are the two ends of a device; `replica` is its copy of the model; `params` converts
+//! between tensors and the flat buffer. Only `backend` asks Burn for devices.
+
+pub mod backend;
+mod handle;
+pub(crate) mod memory;
+pub(crate) mod params;
+mod pool;
+mod precision_policy;
+pub(crate) mod replica;
+mod spec;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+pub use pool::devices_named;
+pub(crate) use pool::{DeviceReport, Devices, FaultInjection, LocalSum, Lost, StepParams};
+pub use precision_policy::PrecisionPolicy;
+pub use spec::{Api, DeviceKind, DeviceSpec};
+pub(crate) use thread::catch_panic;

@@ -1,0 +1,108 @@
+//! Profiles of all devices of all ranks, in one order that all ranks share. Exchanged once per
+//! group by the session; the trainer plans with it.
+
+use std::ops::Range;
+use std::path::Path;
+
+use hetseq_balance::{DeviceProfile, LinkProfile, Profile, RankProfile, Share};
+use hetseq_comm::Group;
+
+use crate::data::loader::MicroBatch;
+use crate::error::TrainError;
+use crate::profiling::probe::{ProbeCache, ProbeEntry, ProbeKey};
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ClusterProfile {
+    pub(crate) profile: Profile,
+    /// (rank, name) of each device, rank by rank.
+    pub(crate) members: Vec<(usize, String)>,
+    /// The members of this rank.
+    pub(crate) local: Range<usize>,
+    /// Per rank, the cache key of its measurements; none if nothing was measured.
+    pub(crate) keys: Vec<Option<ProbeKey>>,
+}
+
+/// What a rank sends: its configured shard weight, the cache key of its measurements, its devices.
+type RankReport = (Option<f64>, Option<ProbeKey>, Vec<DeviceProfile>);
+
+impl ClusterProfile {
+    /// Exchanges the devices of all ranks. `links` and `template`, the profile without ranks, are
+    /// equal on all ranks.
+    pub(crate) fn exchange(
+        group: &mut Group,
+        local: RankReport,
+        links: Vec<LinkProfile>,
+        template: Profile,
+    ) -> Result<Self, TrainError> {
+        // As JSON: a message of another version gives a readable error, and floats keep their
+        // value.
+        let bytes = serde_json::to_vec(&local).map_err(|error| undecodable(group.rank(), &error))?;
+        let (mut ranks, mut members, mut keys, mut local_devices) = (Vec::new(), Vec::new(), Vec::new(), 0..0);
+        for (rank, bytes) in group.all_gather_bytes(&bytes)?.iter().enumerate() {
+            let (shard_weight, key, devices): RankReport =
+                serde_json::from_slice(bytes).map_err(|error| undecodable(rank, &error))?;
+            keys.push(key);
+            let first = members.len();
+            members.extend(devices.iter().map(|device| (rank, device.name.clone())));
+            if rank == group.rank() {
+                local_devices = first..members.len();
+            }
+            let link = links.get(rank).copied().unwrap_or_default();
+            ranks.push(RankProfile { host: group.host(rank).to_owned(), devices, host_s: 0.0, link, shard_weight });
+        }
+        Ok(ClusterProfile { profile: Profile { ranks, ..template }, members, local: local_devices, keys })
+    }
+
+    /// The measurements, for the next start.
+    pub(crate) fn cache_entries(&self) -> Vec<ProbeEntry> {
+        let entry = |(key, rank): (&Option<ProbeKey>, &RankProfile)| {
+            Some(ProbeEntry { key: key.clone()?, devices: rank.devices.clone() })
+        };
+        self.keys.iter().zip(&self.profile.ranks).filter_map(entry).collect()
+    }
+
+    /// On rank 0: writes measurements and profile to the run directory, for the next start and for
+    /// `hetseq plan`.
+    pub(crate) fn write(&self, dir: &Path, profile: &Profile) {
+        let cache_entries = self.cache_entries();
+        if !cache_entries.is_empty() {
+            ProbeCache::read(dir).updated(cache_entries).write(dir);
+        }
+        let bytes = serde_json::to_vec_pretty(profile).map_err(std::io::Error::from);
+        if let Err(error) = bytes.and_then(|bytes| hetseq_fs::replace(&dir.join("profile.json"), &bytes)) {
+            tracing::debug!("the profile of the group could not be written: {error}");
+        }
+    }
+
+    /// A device's name for messages, such as `cpu:0 of rank 2 (host)`.
+    pub(crate) fn name(&self, device: usize) -> String {
+        let Some((rank, name)) = self.members.get(device) else { return "a device".to_owned() };
+        let host = self.profile.ranks.get(*rank).map_or("unknown", |rank| &rank.host);
+        format!("{name} of rank {rank} ({host})")
+    }
+
+    /// The micro-batches of this rank's devices.
+    pub(crate) fn local_micro_batches(
+        &self,
+        shares: &[Share],
+        samples: &[u32],
+        tokens: &[u32],
+    ) -> Vec<Vec<MicroBatch>> {
+        let micro = |range: &Range<usize>| MicroBatch {
+            samples: samples[range.clone()].to_vec(),
+            longest: tokens[range.clone()].iter().copied().max().unwrap_or(0),
+        };
+        shares[self.local.clone()].iter().map(|share| share.micro.iter().map(micro).collect()).collect()
+    }
+}
+
+/// The error for a message that cannot be decoded: it came from another version of the program, or
+/// was damaged without failing its checksum.
+pub(crate) fn undecodable(rank: usize, error: &dyn std::fmt::Display) -> TrainError {
+    TrainError::Disagreement {
+        update: 0,
+        what: "the message format",
+        detail: format!("rank {rank}: {error}"),
+        last: "the last checkpoint".to_owned(),
+    }
+}

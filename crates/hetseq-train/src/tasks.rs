@@ -1,6 +1,0 @@
-//! The tasks that come with HetSeq, one file each.
-
-pub mod bert;
-pub mod images;
-pub mod masked_words;
-pub mod translation;

@@ -1,0 +1,206 @@
+//! `bert-pretrain`: BERT pre-training with masked-word and next-sentence prediction, each loss with
+//! its own exact denominator. `config` holds the settings, `hetseq_data::pretrain` provides the
+//! data and `hetseq_models::bert` the network. Every checkpoint is a Hugging Face directory.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use hetseq_data::error::CorpusError;
+use hetseq_data::tokenize::{TOKENIZER_FILE, Tokenizer};
+use hetseq_data::{ChecksummedFile, CorpusSplit, DataError, PretrainBatch, PretrainData, SampleLengths};
+use hetseq_models::bert::{Bert, BertConfig, BertInput, Labelled, parameter_name};
+
+use crate::task::{ForwardContext, Metric, Samples, Split, StepOutput, Task, TaskError, Term, Totals};
+
+pub use config::BertTaskConfig;
+use config::MODEL_CONFIG;
+
+/// The task.
+pub struct BertTask {
+    config: BertTaskConfig,
+    model: BertConfig,
+    train: PretrainData,
+    /// `None` if the data has no validation split.
+    valid: Option<PretrainData>,
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Task for BertTask {
+    const NAME: &'static str = "bert-pretrain";
+    const PATH_KEYS: &'static [&'static str] = &["data", "config", "init", "tokenizer", "unpack_dir"];
+    const LOCAL_KEYS: &'static [&'static str] = &["recompute", "memory_mib"];
+    type Config = BertTaskConfig;
+    type Model = Bert;
+    type Batch = PretrainBatch;
+
+    fn open(config: &BertTaskConfig) -> Result<Self, TaskError> {
+        let tokenizer = tokenizer(config)?;
+        let vocabulary = tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary());
+        let (mut model, file) = config.model(vocabulary.map(|vocabulary| vocabulary.size()))?;
+        if let (Some(vocabulary), None) = (vocabulary, &file) {
+            model.pad_token_id = Some(vocabulary.special.pad as usize);
+        }
+        let named = file.map_or_else(|| "the model".to_owned(), |file| file.display().to_string());
+        let samples = config.samples(model.vocab_size);
+        let train = PretrainData::open(&config.data, CorpusSplit::Train, &samples)?;
+        let valid = match PretrainData::open(&config.data, CorpusSplit::Valid, &samples) {
+            Ok(data) => Some(data),
+            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) => None,
+            Err(error) => return Err(error.into()),
+        };
+        for data in [Some(&train), valid.as_ref()].into_iter().flatten() {
+            fits(&model, data, config).map_err(|reason| TaskError::Other(format!("{named}: {reason}")))?;
+        }
+        let files = files(&model, tokenizer.as_ref())?;
+        Ok(BertTask { config: config.clone(), model, train, valid, files })
+    }
+
+    fn fingerprint(&self) -> String {
+        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), PretrainData::fingerprint);
+        format!("{} {valid}", self.train.fingerprint())
+    }
+
+    fn checksummed_files(&self) -> Vec<ChecksummedFile> {
+        [Some(&self.train), self.valid.as_ref()]
+            .into_iter()
+            .flatten()
+            .flat_map(PretrainData::checksummed_files)
+            .collect()
+    }
+
+    fn lengths(&self, split: Split) -> SampleLengths {
+        match (split, &self.valid) {
+            (Split::Train, _) => self.train.lengths(),
+            (Split::Valid, Some(valid)) => valid.lengths(),
+            (Split::Valid, None) => SampleLengths::PerSample(Vec::new()),
+        }
+    }
+
+    fn terms(&self) -> Vec<Term> {
+        let terms: &[&str] = if self.config.next_sentence { &["mlm", "nsp"] } else { &["mlm"] };
+        terms.iter().map(|&name| Term { name: name.to_owned(), weight: 1.0 }).collect()
+    }
+
+    fn model(&self, device: &Device) -> Bert {
+        Bert::new(&self.model, device)
+    }
+
+    fn collate(&self, samples: &Samples<'_>) -> Result<PretrainBatch, TaskError> {
+        let data = match (samples.split, &self.valid) {
+            (Split::Valid, Some(valid)) => valid,
+            _ => &self.train,
+        };
+        Ok(data.collate(samples.ids, &|id| samples.key(id))?)
+    }
+
+    fn counts(&self, batch: &PretrainBatch) -> Vec<u64> {
+        let sentences = batch.next_sentence.as_ref().map(Vec::len);
+        [Some(batch.masked_ids.len()), sentences].into_iter().flatten().map(|count| count as u64).collect()
+    }
+
+    fn forward(&self, model: &Bert, batch: &PretrainBatch, ctx: &ForwardContext) -> StepOutput {
+        forward(model, batch, ctx, self.config.recompute)
+    }
+
+    fn files(&self) -> Vec<(String, Vec<u8>)> {
+        self.files.clone()
+    }
+
+    fn init_from(&self) -> Option<&Path> {
+        self.config.init.as_deref()
+    }
+
+    fn parameter_name(&self, theirs: &str) -> Option<String> {
+        parameter_name(theirs)
+    }
+
+    /// Most published models lack these.
+    fn allow_missing(&self, name: &str) -> bool {
+        name.starts_with("cls.") || name.starts_with("bert.pooler.")
+    }
+
+    fn metrics(&self) -> Vec<Metric> {
+        let mut metrics = vec![Metric::lower("perplexity"), Metric::higher("masked_accuracy")];
+        if self.config.next_sentence {
+            metrics.push(Metric::higher("next_sentence_accuracy"));
+        }
+        metrics
+    }
+
+    fn measure(&self, totals: &Totals) -> Vec<f64> {
+        let mean = |sums: &[f64], term: usize| {
+            let count = totals.counts.get(term).copied().unwrap_or(0).max(1) as f64;
+            sums.get(term).copied().unwrap_or(0.0) / count
+        };
+        let accuracies = (0..self.terms().len()).map(|term| mean(&totals.scores, term));
+        std::iter::once(mean(&totals.losses, 0).exp()).chain(accuracies).collect()
+    }
+}
+
+/// Predicts the masked words, and next sentences if the batch has labels for them.
+pub(crate) fn forward(model: &Bert, batch: &PretrainBatch, ctx: &ForwardContext, recompute: bool) -> StepOutput {
+    let lengths: Vec<usize> = batch.lengths.iter().map(|&length| length as usize).collect();
+    let input = BertInput::new(&batch.input_ids, &batch.segment_ids, &lengths, &ctx.device);
+    let words = Labelled::new(&batch.masked_positions, &batch.masked_ids, &ctx.device);
+    let follows = batch.next_sentence.as_deref();
+    let rows: Vec<i32> = (0..follows.map_or(0, <[i32]>::len) as i32).collect();
+    let sentences = Labelled::new(&rows, follows.unwrap_or_default(), &ctx.device);
+    let tape = (recompute && ctx.is_training()).then_some(&ctx.tape);
+    let predictions = model.predict(&input, &words, &sentences, &ctx.keys, tape);
+    let labels = [words, sentences];
+    let terms = if follows.is_some() { 2 } else { 1 };
+    let mut output = StepOutput { losses: Vec::new(), scores: Vec::new() };
+    for (prediction, labels) in predictions.into_iter().zip(&labels).take(terms) {
+        if !ctx.is_training() {
+            output.scores.push(prediction.correct(labels));
+        }
+        output.losses.push(prediction.loss);
+    }
+    output
+}
+
+/// The configured tokenizer, else that of the data directory. Shards in NVIDIA's format have none.
+fn tokenizer(config: &BertTaskConfig) -> Result<Option<Tokenizer>, TaskError> {
+    let of_data = config.data.join(TOKENIZER_FILE);
+    let of_data = if of_data.exists() { Some(Tokenizer::read_json(&of_data)?) } else { None };
+    let Some(path) = &config.tokenizer else { return Ok(of_data) };
+    let configured = Tokenizer::read(path)?;
+    if of_data.is_some_and(|of_data| !of_data.same_ids(&configured)) {
+        let reason = "task.tokenizer differs from the tokenizer that the data was prepared with; remove it";
+        return Err(TaskError::Other(reason.to_owned()));
+    }
+    Ok(Some(configured))
+}
+
+/// Checks that the network has embeddings for all tokens, positions and segments of the data.
+fn fits(model: &BertConfig, data: &PretrainData, config: &BertTaskConfig) -> Result<(), String> {
+    let (size, needed) = (model.vocab_size, data.vocabulary_size());
+    if needed > size {
+        return Err(format!("vocab_size = {size}, but the data in {} has {needed} tokens", config.data.display()));
+    }
+    let (positions, longest) = (model.max_position_embeddings, data.longest());
+    if longest > positions {
+        return Err(format!(
+            "max_position_embeddings = {positions}, but samples have up to {longest} tokens (task.max_seq_length)"
+        ));
+    }
+    let two_segments = config.next_sentence || matches!(data, PretrainData::Stored(_));
+    if two_segments && model.type_vocab_size < 2 {
+        return Err("type_vocab_size = 1, but samples have two segments".to_owned());
+    }
+    Ok(())
+}
+
+/// The files that make a checkpoint a Hugging Face directory.
+fn files(model: &BertConfig, tokenizer: Option<&Tokenizer>) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+    let text = model.to_json().map_err(|error| TaskError::Other(format!("{MODEL_CONFIG}: {error}")))?;
+    let mut files = vec![(MODEL_CONFIG.to_owned(), text.into_bytes())];
+    if let Some(tokenizer) = tokenizer {
+        files.extend(tokenizer.files()?.map(|(name, content)| (name.to_owned(), content.into_bytes())));
+    }
+    Ok(files)
+}

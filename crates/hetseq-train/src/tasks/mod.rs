@@ -1,0 +1,6 @@
+//! The built-in tasks. Users add their own with [`Tasks::with`](crate::Tasks::with).
+
+pub mod bert;
+pub mod images;
+pub mod synthetic_bert;
+pub mod translation;

@@ -1,0 +1,300 @@
+//! Evaluation over all ranks: every device evaluates a part of the validation samples, and all
+//! ranks add up the sums. Called by the trainer for validation and by `hetseq eval`.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use hetseq_balance::{AssignedWork, BalanceError, Plan, Planner, SplitMode, WorkTime};
+use hetseq_comm::Group;
+use hetseq_data::{EpochPlan, GlobalBatch, PlanSpec, SampleLengths};
+use hetseq_metrics::Event;
+use serde::Serialize;
+
+use crate::data::loader::{LoadRequest, Loader};
+use crate::devices::replica::add;
+use crate::error::TrainError;
+use crate::profiling::cluster::undecodable;
+use crate::task::skipped_samples::{self, SkippedSample};
+use crate::task::{Split, Task, TaskError, Totals};
+use crate::trainer::session::Session;
+use crate::trainer::{mean_losses, named, weighted};
+
+/// The result of an evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Evaluation {
+    pub samples: u64,
+    pub loss: f64,
+    pub terms: BTreeMap<String, f64>,
+    #[serde(flatten)]
+    pub metrics: BTreeMap<String, f64>,
+    pub seconds: f64,
+    #[serde(skip)]
+    pub(crate) skipped: Vec<SkippedSample>,
+}
+
+impl Evaluation {
+    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+        if name == "loss" { Some(self.loss) } else { self.metrics.get(name).copied() }
+    }
+
+    pub(crate) fn event(&self, update: u64, epoch: u64) -> Event {
+        Event::Valid {
+            update,
+            epoch,
+            loss: self.loss,
+            terms: self.terms.clone(),
+            samples: self.samples,
+            seconds: self.seconds,
+            metrics: self.metrics.clone(),
+        }
+    }
+}
+
+/// Samples per device and round: enough to keep a device busy, few enough that the split of later
+/// rounds can follow its speed.
+const ROUND_PER_DEVICE: usize = 128;
+
+/// Evaluates the devices' current parameters on the validation samples; none if the task has no
+/// such samples. A collective: all ranks call it at the same point. `planner` knows the devices'
+/// speeds, `batch` is the global batch of training.
+pub(crate) fn evaluate<T: Task>(
+    session: &mut Session<T>,
+    loader: &Loader<T>,
+    planner: Planner,
+    split: SplitMode,
+    batch: GlobalBatch,
+) -> Result<Option<Evaluation>, TrainError> {
+    let started = Instant::now();
+    let lengths = session.task.lengths(Split::Valid);
+    if lengths.samples() == 0 {
+        return Ok(None);
+    }
+    let round = ROUND_PER_DEVICE * session.cluster.members.len();
+    let spec = PlanSpec { seed: 0, batch: GlobalBatch::Sequences(round), curriculum_epochs: 0, shuffle: false };
+    let plan = EpochPlan::new(&lengths, &spec, 0);
+    let (max_tokens, max_samples) = training_caps(batch, session.cluster.members.len(), &lengths);
+    let mut planner = planner.with_default_caps(max_tokens, max_samples);
+    // Requests a round from the loader. Returns what it assigns to the devices of all ranks.
+    let request = |session: &Session<T>, planner: &mut Planner, k: usize| -> Result<Vec<AssignedWork>, TrainError> {
+        let update = plan.update(k);
+        let tokens: Vec<u32> = update.samples.iter().map(|&sample| lengths.padded(sample)).collect();
+        let plan = share(planner, split, &tokens)?;
+        let devices = session.cluster.local_micro_batches(&plan.shares, update.samples, &tokens);
+        loader.request(LoadRequest { split: Split::Valid, epoch: 0, devices })?;
+        Ok(plan.work)
+    };
+    let (mut totals, mut skipped) = (Totals::default(), Vec::new());
+    let mut next = request(session, &mut planner, 0)?;
+    for k in 0..plan.updates() {
+        let assigned = std::mem::take(&mut next);
+        let work = loader.take()?;
+        skipped.extend(work.skipped);
+        if k + 1 < plan.updates() {
+            next = request(session, &mut planner, k + 1)?;
+        }
+        let mut times = Vec::new();
+        for (part, compute) in session.devices.evaluate(work.devices, work.epoch_key)? {
+            times.push(compute.as_micros() as u64);
+            merge(&mut totals, part);
+        }
+        // Not only for the split: a rank that waits for a slow one sees its progress.
+        let times = exchange_times(&mut session.group, &times)?;
+        let done = |(work, &micros): (&AssignedWork, &u64)| WorkTime { base_s: work.base_s, micros, after_micros: 0 };
+        planner.observe(&assigned.iter().zip(&times).map(done).collect::<Vec<_>>());
+    }
+    let (totals, skipped) = sum_over_ranks(session, totals, skipped)?;
+    check(&totals, lengths.samples() as u64, skipped.first())
+        .map_err(|reason| TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) })?;
+    let terms = &session.task.terms();
+    let means = mean_losses(&totals.losses, &totals.counts);
+    let values = broadcast_metrics(&mut session.group, session.task.measure(&totals))?;
+    let names = session.task.metrics();
+    if names.len() != values.len() {
+        let reason = format!("it names {} metrics but measured {}", names.len(), values.len());
+        return Err(TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) });
+    }
+    let metrics = names.iter().map(|metric| metric.name.to_owned()).zip(values).collect();
+    Ok(Some(Evaluation {
+        samples: totals.samples,
+        loss: weighted(terms, &means),
+        terms: named(terms, &means),
+        metrics,
+        seconds: started.elapsed().as_secs_f64(),
+        skipped,
+    }))
+}
+
+/// Splits a round. A sample longer than every cap, which only training samples were measured for,
+/// goes to the devices with the largest cap.
+fn share(planner: &mut Planner, split: SplitMode, tokens: &[u32]) -> Result<Plan, BalanceError> {
+    match planner.share(split, tokens) {
+        Err(BalanceError::SampleTooLong { sample_tokens, largest_cap_tokens }) => {
+            planner.raise_caps(largest_cap_tokens, sample_tokens);
+            planner.share(split, tokens)
+        }
+        shared => shared,
+    }
+}
+
+/// (max tokens, max samples) for devices without caps: micro-batches as large as those of training
+/// on devices of equal speed, which are known to fit.
+fn training_caps(batch: GlobalBatch, devices: usize, lengths: &SampleLengths) -> (Option<u32>, Option<u32>) {
+    let per_device = |all: usize| u32::try_from(all.div_ceil(devices)).unwrap_or(u32::MAX);
+    match batch {
+        GlobalBatch::Sequences(all) => (None, Some(per_device(all))),
+        GlobalBatch::Tokens(all) => (Some(per_device(all).max(lengths.longest())), None),
+    }
+}
+
+/// Every sample must be computed once, and some must have something to predict: a loss over nothing
+/// would be 0, the best ever.
+fn check(totals: &Totals, samples: u64, skipped: Option<&SkippedSample>) -> Result<(), String> {
+    if totals.samples != samples {
+        return Err(format!("{} validation samples were computed, there are {samples}", totals.samples));
+    }
+    if totals.counts.iter().all(|&count| count == 0) {
+        let reason = skipped.map_or("they have nothing to predict", |skipped| &skipped.reason);
+        return Err(format!("none of the {samples} validation samples could be used: {reason}"));
+    }
+    Ok(())
+}
+
+/// Microseconds that each device of each rank computed in a round, in the order of the cluster.
+fn exchange_times(group: &mut Group, local: &[u64]) -> Result<Vec<u64>, TrainError> {
+    let bytes = postcard::to_stdvec(local).map_err(|error| undecodable(group.rank(), &error))?;
+    let mut all = Vec::new();
+    for (rank, bytes) in group.all_gather_bytes(&bytes)?.iter().enumerate() {
+        let times: Vec<u64> = postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+        all.extend(times);
+    }
+    Ok(all)
+}
+
+/// Sums over the ranks, added in rank order on each rank.
+fn sum_over_ranks<T: Task>(
+    session: &mut Session<T>,
+    local: Totals,
+    skipped: Vec<SkippedSample>,
+) -> Result<(Totals, Vec<SkippedSample>), TrainError> {
+    let skipped = skipped_samples::for_peers(skipped, session.rank_label().as_deref());
+    let parts = (local.samples, local.counts, local.losses, local.scores, skipped);
+    let bytes = postcard::to_stdvec(&parts).map_err(|error| undecodable(session.group.rank(), &error))?;
+    let (mut totals, mut all_skipped) = (Totals::default(), Vec::new());
+    for (rank, bytes) in session.group.all_gather_bytes(&bytes)?.iter().enumerate() {
+        let (samples, counts, losses, scores, skipped): (_, _, _, _, Vec<SkippedSample>) =
+            postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+        let part = Totals { samples, counts, losses, scores };
+        if !can_merge(&totals, &part) {
+            return Err(undecodable(rank, &"its counts are too large"));
+        }
+        merge(&mut totals, part);
+        all_skipped.extend(skipped);
+    }
+    Ok((totals, all_skipped))
+}
+
+/// Rank 0's metrics, on all ranks. The sums are equal on all ranks, but functions of them (such as
+/// an exponential) may differ in the last bit between machines' libraries; and whether a metric is
+/// the best decides whether all ranks save.
+fn broadcast_metrics(group: &mut Group, local: Vec<f64>) -> Result<Vec<f64>, TrainError> {
+    let bytes = postcard::to_stdvec(&local).map_err(|error| undecodable(group.rank(), &error))?;
+    let bytes = group.broadcast_bytes(0, bytes)?;
+    postcard::from_bytes(&bytes).map_err(|error| undecodable(0, &error))
+}
+
+/// Whether the counts can be added without overflow: a peer may send any number.
+fn can_merge(totals: &Totals, part: &Totals) -> bool {
+    let mut counts = totals.counts.iter().zip(&part.counts).chain([(&totals.samples, &part.samples)]);
+    counts.all(|(sum, more)| sum.checked_add(*more).is_some())
+}
+
+pub(crate) fn merge(totals: &mut Totals, part: Totals) {
+    totals.samples += part.samples;
+    add(&mut totals.counts, part.counts);
+    add(&mut totals.losses, part.losses);
+    add(&mut totals.scores, part.scores);
+}
+
+#[cfg(test)]
+mod tests {
+    use hetseq_balance::{CostTable, DeviceProfile, LinkProfile, Profile, RankProfile};
+    use hetseq_comm::Options;
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_use_the_metrics_of_rank_0() {
+        let measured = [2f64.exp(), 2f64.exp().next_up()];
+        let groups = Group::local(2, &Options::default()).into_iter().zip(measured);
+        let metrics: Vec<Vec<f64>> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = groups
+                .map(|(mut group, local)| {
+                    scope.spawn(move || {
+                        let metrics = broadcast_metrics(&mut group, vec![local]).unwrap();
+                        group.close();
+                        metrics
+                    })
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(metrics, [[measured[0]]; 2]);
+    }
+
+    #[test]
+    fn counts_that_would_overflow_are_detected() {
+        let totals = |samples, count| Totals { samples, counts: vec![count], ..Totals::default() };
+        assert!(can_merge(&totals(1, 2), &totals(3, u64::MAX - 2)));
+        assert!(!can_merge(&totals(1, 2), &totals(3, u64::MAX - 1)));
+        assert!(!can_merge(&totals(1, 2), &totals(u64::MAX, 1)));
+        assert!(can_merge(&Totals::default(), &totals(u64::MAX, u64::MAX)));
+    }
+
+    #[test]
+    fn micro_batches_are_no_larger_than_those_of_training() {
+        let lengths = SampleLengths::PerSample(vec![10, 900, 30]);
+        assert_eq!(training_caps(GlobalBatch::Sequences(33), 4, &lengths), (None, Some(9)));
+        assert_eq!(training_caps(GlobalBatch::Tokens(8000), 4, &lengths), (Some(2000), None));
+        // A device must be able to take the longest sample.
+        assert_eq!(training_caps(GlobalBatch::Tokens(2000), 4, &lengths), (Some(900), None));
+    }
+
+    #[test]
+    fn a_sample_longer_than_every_cap_is_computed_alone_on_the_largest_device() {
+        let device = |name: &str, max_tokens| DeviceProfile {
+            name: name.to_owned(),
+            table: CostTable::proportional(1.0),
+            after_s: 0.0,
+            weight: 1.0,
+            max_tokens: Some(max_tokens),
+            max_samples: None,
+        };
+        let rank = RankProfile {
+            host: "a".to_owned(),
+            devices: vec![device("cpu:0", 30), device("gpu:0", 60)],
+            host_s: 0.0,
+            link: LinkProfile::default(),
+            shard_weight: None,
+        };
+        let profile = Profile { task: String::new(), parameters: 0, exchange_bytes: 0, ranks: vec![rank] };
+        let mut planner = Planner::new(&profile);
+        let plan = share(&mut planner, SplitMode::Equal, &[20, 25, 70, 90]).unwrap();
+        let micro: Vec<_> = plan.shares.iter().map(|share| share.micro.clone()).collect();
+        assert!(micro[0].iter().all(|samples| samples.end <= 2), "{micro:?}");
+        assert_eq!(micro[1][micro[1].len() - 2..], [2..3, 3..4]);
+    }
+
+    #[test]
+    fn samples_that_cannot_be_read_are_an_error() {
+        let totals = |samples, counts| Totals { samples, counts, ..Totals::default() };
+        assert_eq!(check(&totals(5, vec![0, 3]), 5, None), Ok(()));
+        let torn = SkippedSample { sample: 1, reason: "a.jpg is torn".to_owned() };
+        let error = check(&totals(5, vec![0]), 5, Some(&torn)).unwrap_err();
+        assert_eq!(error, "none of the 5 validation samples could be used: a.jpg is torn");
+        assert!(
+            check(&totals(4, vec![4]), 5, None)
+                .unwrap_err()
+                .contains("4 validation samples were computed, there are 5")
+        );
+    }
+}

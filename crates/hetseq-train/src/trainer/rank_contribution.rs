@@ -1,0 +1,92 @@
+//! This rank's contribution to the sum of an update: its gradients as soon as its devices have
+//! computed them, then its header for the next update as soon as the samples of that are loaded.
+//! The all-reduce polls it whenever a device or the loader wakes the rank's thread, so this thread
+//! never blocks here and notices a failed peer at once.
+
+use std::time::{Duration, Instant};
+
+use hetseq_comm::Contribution;
+
+use crate::data::loader::{LoadedUpdate, Loader};
+use crate::devices::{Devices, LocalSum};
+use crate::error::TrainError;
+use crate::task::Task;
+use crate::trainer::header::UpdateHeader;
+use crate::trainer::stop::StopFlag;
+
+use super::sync::{device_times, encode, lost_devices};
+
+pub(super) struct ContributionSources<'a, T: Task> {
+    pub(super) devices: &'a mut Devices<T>,
+    pub(super) loader: &'a Loader<T>,
+    pub(super) stop: &'a StopFlag,
+}
+
+pub(super) struct RankContribution<'a, T: Task> {
+    sources: ContributionSources<'a, T>,
+    header: UpdateHeader,
+    rank: usize,
+    rank_label: Option<String>,
+    /// Whether there is a next update, whose samples the header counts.
+    has_next: bool,
+    /// The sum over this rank's devices, without its values, and when it became ready.
+    local: Option<(LocalSum, Instant)>,
+    /// The samples of the next update.
+    pub(super) loaded: Option<LoadedUpdate<T>>,
+    /// How long adding up the devices took.
+    pub(super) adding: Duration,
+    /// How long this rank waited for samples after that.
+    pub(super) data_wait: Duration,
+}
+
+impl<'a, T: Task> RankContribution<'a, T> {
+    /// `header` is rank `rank`'s, without what depends on devices and samples. Messages name the
+    /// rank by `rank_label`.
+    pub(super) fn new(
+        sources: ContributionSources<'a, T>,
+        header: UpdateHeader,
+        (rank, rank_label): (usize, Option<String>),
+        has_next: bool,
+    ) -> Self {
+        let (adding, data_wait) = (Duration::ZERO, Duration::ZERO);
+        RankContribution { sources, header, rank, rank_label, has_next, local: None, loaded: None, adding, data_wait }
+    }
+
+    /// Returns what has become ready since the last call.
+    pub(super) fn next(&mut self) -> Result<Option<Contribution>, TrainError> {
+        let mut data = None;
+        if self.local.is_none() {
+            let Some(mut local) = self.sources.devices.poll()? else { return Ok(None) };
+            data = Some(std::mem::take(&mut local.flat));
+            self.adding = local.adding;
+            self.local = Some((local, Instant::now()));
+        }
+        if self.has_next && self.loaded.is_none() {
+            self.loaded = self.sources.loader.try_take()?;
+            if self.loaded.is_none() {
+                return Ok(data.map(Contribution::Data));
+            }
+        }
+        let note = self.complete_header()?;
+        Ok(Some(match data {
+            Some(data) => Contribution::Both { note, data },
+            None => Contribution::Note(note),
+        }))
+    }
+
+    /// Fills in what depends on devices and samples, and encodes the header.
+    fn complete_header(&mut self) -> Result<Vec<u8>, TrainError> {
+        let header = &mut self.header;
+        if let Some((local, ready)) = &self.local {
+            self.data_wait = ready.elapsed();
+            header.devices = device_times(local);
+            (header.overflow, header.lost) = (local.overflow, lost_devices(local));
+        }
+        if let Some(work) = &self.loaded {
+            header.rank.data_micros = self.data_wait.as_micros() as u64;
+            header.set_work(work, self.rank_label.clone());
+        }
+        header.stop = self.sources.stop.is_set();
+        encode(header, self.rank)
+    }
+}

@@ -1,0 +1,291 @@
+//! A task with its devices, in its group of ranks. Training and evaluation both start from one
+//! (`run.rs`).
+
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, SplitMode};
+use hetseq_comm::{Group, Options, Secret};
+use hetseq_optim::Layout;
+use rayon::ThreadPool;
+
+use crate::config::rank_match::identity;
+use crate::config::{Config, FaultAt};
+use crate::data::data_check::DataCheck;
+use crate::data::loader;
+use crate::devices::memory::{self, Sharing};
+use crate::devices::params;
+use crate::devices::{Devices, FaultInjection, devices_named};
+use crate::error::TrainError;
+use crate::profiling::cluster::ClusterProfile;
+use crate::profiling::links;
+use crate::profiling::probe::{self, ProbeCache, ProbeEntry, ProbeKey, ProbeLimits, Probed};
+use crate::run::{RunOptions, run_dir};
+use crate::task::{Split, Task, TaskError};
+use crate::trainer::stop::StopFlag;
+
+pub(crate) struct Session<T: Task> {
+    pub(crate) task: Arc<T>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) devices: Devices<T>,
+    pub(crate) group: Group,
+    pub(crate) cluster: ClusterProfile,
+    pub(crate) loader_pool: Arc<ThreadPool>,
+    pub(crate) data: DataCheck,
+}
+
+/// Whether to measure the machines before the first update.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ProbeMode<'a> {
+    /// Measure what the split needs. From then on a signal sets the flag, which cuts the
+    /// measurement short.
+    Measure(&'a StopFlag),
+    /// Measure nothing: it does not pay for a short job, whose first rounds show the speeds.
+    Skip,
+}
+
+impl<T: Task> Session<T> {
+    /// Starts the devices, then joins the other ranks: in this order, so that a rank with a wrong
+    /// device fails before others wait for it. Then all ranks probe their devices and links.
+    pub(crate) fn assemble(
+        command: &str,
+        task: T,
+        config: &Config<T::Config>,
+        options: &RunOptions,
+        probe_mode: ProbeMode<'_>,
+    ) -> Result<Self, TrainError> {
+        let task = Arc::new(task);
+        // First, while nothing else needs the cores.
+        let data = DataCheck::begin(T::NAME, task.checksummed_files())?;
+        let layout = Arc::new(layout_of(&*task)?);
+        let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let specs = devices_named(&config.run.devices)
+            .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
+        let devices = Devices::start(&task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
+        let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
+        let identity = identity(command, config, &*task, &layout)?;
+        let group = Group::join(&options.rank_env, &identity, &comm_options(config, options))?;
+        devices.set_waker(group.waker());
+        let template = Profile {
+            task: T::NAME.to_owned(),
+            parameters: layout.len() as u64,
+            exchange_bytes: config.comm.wire_dtype.bytes() * layout.len() as u64,
+            ranks: Vec::new(),
+        };
+        let cluster = ClusterProfile { profile: template, members: Vec::new(), local: 0..0, keys: Vec::new() };
+        let mut session = Session { task, layout, devices, group, cluster, loader_pool, data };
+        match session.probe_cluster(config, options, probe_mode) {
+            Ok(()) => Ok(session),
+            Err(error) => {
+                session.group.abort(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// Probes this rank's devices and the links, and exchanges the results with all ranks.
+    fn probe_cluster(
+        &mut self,
+        config: &Config<T::Config>,
+        options: &RunOptions,
+        probe_mode: ProbeMode<'_>,
+    ) -> Result<(), TrainError> {
+        let stop = match probe_mode {
+            ProbeMode::Measure(stop) => Some(stop),
+            ProbeMode::Skip => None,
+        };
+        // Not while ranks are still missing: a rank that waits for them has nothing to save, and a
+        // signal ends it at once.
+        stop.map_or(Ok(()), StopFlag::listen).map_err(TrainError::io("listening for signals"))?;
+        // Not earlier: a rank may get its number only when it joins.
+        let rank = self.group.rank();
+        let of_rank = |faults: &[FaultAt]| -> Vec<(String, u64)> {
+            faults.iter().filter(|fault| fault.rank == rank).map(|fault| (fault.device.clone(), fault.update)).collect()
+        };
+        self.devices.inject_faults(FaultInjection {
+            slowdown: config.emulate.slowdown.get(rank).copied().unwrap_or(1.0),
+            most_tokens: config.emulate.memory_tokens.get(rank).copied().filter(|&tokens| tokens > 0),
+            lost: of_rank(&config.emulate.lost),
+            hung: of_rank(&config.emulate.hung),
+            overflows: config.emulate.overflow.clone(),
+        });
+        self.group.at("the device probe");
+        let is_measured = stop.is_some() && config.batch.split == SplitMode::Measured;
+        // A memory limit needs a probe with any split, to find what fits.
+        let limit = config.run.memory_mib.or(config.run.gpu_memory_mib);
+        let is_limited = stop.is_some() && limit.is_some();
+        // All ranks join both exchanges, whatever their own config says.
+        let known = match stop {
+            Some(stop) => Some((self.memory_sharing()?, self.probe_cache(config)?, stop)),
+            None => None,
+        };
+        let (key, mut devices) = match known {
+            Some((sharing, cache, stop)) if (is_measured || is_limited) && config.batch.probe_s > 0.0 => {
+                let ProbeEntry { key, devices } = self.probe(config, sharing, &cache, stop)?;
+                // Without a key, a measurement that was cut short is not cached for the next start.
+                ((!stop.is_set()).then_some(key), devices)
+            }
+            _ => (None, self.unmeasured_profiles(config)),
+        };
+        for device in &mut devices {
+            device.weight = options.weight.unwrap_or(1.0) / self.devices.names().count() as f64;
+        }
+        self.group.at("the link measurement");
+        let link_profiles =
+            if is_measured && config.comm.measure_links { links::measure(&mut self.group)? } else { Vec::new() };
+        self.group.at("the start");
+        let template = self.cluster.profile.clone();
+        self.cluster = ClusterProfile::exchange(
+            &mut self.group,
+            (config.comm.shard_weight, key, devices),
+            link_profiles,
+            template,
+        )?;
+        Ok(())
+    }
+
+    fn probe(
+        &mut self,
+        config: &Config<T::Config>,
+        sharing: Sharing,
+        cache: &ProbeCache,
+        stop: &StopFlag,
+    ) -> Result<ProbeEntry, TrainError> {
+        let parameter_bytes = 4 * self.layout.len() as u64;
+        let limits = ProbeLimits {
+            max_samples: config.batch.micro,
+            max_tokens: config.batch.max_tokens,
+            global: config.batch.global,
+            memory_bytes: memory::limit_bytes(config.run.memory_mib.map(|mib| mib << 20), sharing),
+            gpu_memory_bytes: config.run.gpu_memory_mib.map(|mib| mib << 20),
+            // Two optimizer values for each parameter, the sum, and the buffers of the exchange.
+            reserved_bytes: 4 * parameter_bytes,
+            budget: Duration::from_secs_f64(config.batch.probe_s),
+        };
+        let key = self.probe_key(config, &limits, sharing);
+        let known = self.cached_profiles(cache, &key);
+        let Probed { devices, is_new } =
+            probe::probe(&*self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref(), stop)?;
+        for line in probe::describe(&self.devices, &devices, is_new) {
+            tracing::info!("{line}");
+        }
+        Ok(ProbeEntry { key, devices })
+    }
+
+    /// How many ranks share this rank's memory. A collective, before any rank starts its probe.
+    fn memory_sharing(&mut self) -> Result<Sharing, TrainError> {
+        let local = memory::control_groups();
+        let all = self.group.all_gather_bytes(local.as_bytes())?;
+        let rank = self.group.rank();
+        let on_host = |other: &usize| self.group.host(*other) == self.group.host(rank);
+        let in_group =
+            |other: &usize| on_host(other) && all.get(*other).is_some_and(|groups| groups == local.as_bytes());
+        let ranks = || 0..self.group.world();
+        Ok(Sharing { host: ranks().filter(on_host).count() as u64, group: ranks().filter(in_group).count() as u64 })
+    }
+
+    /// Measurements of earlier starts, from rank 0's disk.
+    fn probe_cache(&mut self, config: &Config<T::Config>) -> Result<ProbeCache, TrainError> {
+        let is_rank_0 = self.group.rank() == 0;
+        let cache = if is_rank_0 { ProbeCache::read(&run_dir(config)).to_bytes() } else { Vec::new() };
+        Ok(ProbeCache::parse(&self.group.broadcast_bytes(0, cache)?))
+    }
+
+    /// Cached measurements of this rank's devices.
+    fn cached_profiles(&self, cache: &ProbeCache, key: &ProbeKey) -> Option<Vec<DeviceProfile>> {
+        let rank = self.group.rank();
+        let index = (0..rank).filter(|&other| self.group.host(other) == self.group.host(rank)).count();
+        let names: Vec<String> = self.devices.names().map(str::to_owned).collect();
+        cache.find(key, index, &names).map(<[_]>::to_vec)
+    }
+
+    fn probe_key(&self, config: &Config<T::Config>, limits: &ProbeLimits, sharing: Sharing) -> ProbeKey {
+        ProbeKey {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: self.group.host(self.group.rank()).to_owned(),
+            devices: self.devices.names().collect::<Vec<_>>().join(","),
+            task: T::NAME.to_owned(),
+            settings: toml::to_string(&config.task).unwrap_or_default(),
+            data: self.task.fingerprint(),
+            layout: format!("{:016x}", self.layout.hash()),
+            precision: self.devices.specs().map(|(_, precision)| precision.to_string()).collect::<Vec<_>>().join(","),
+            // From the config, not the free memory, which differs from start to start.
+            limits: format!(
+                "{} {:?} {:?} {:?} {:?} {sharing:?}",
+                limits.global, limits.max_samples, limits.max_tokens, config.run.memory_mib, config.run.gpu_memory_mib
+            ),
+        }
+    }
+
+    fn unmeasured_profiles(&self, config: &Config<T::Config>) -> Vec<DeviceProfile> {
+        let device = |name: &str| DeviceProfile {
+            name: name.to_owned(),
+            table: CostTable::proportional(1.0),
+            after_s: 0.0,
+            weight: 1.0,
+            max_tokens: config.batch.max_tokens,
+            max_samples: config.batch.micro,
+        };
+        self.devices.names().map(device).collect()
+    }
+
+    /// This rank's name in messages about its local files; none if it is the only rank.
+    pub(crate) fn rank_label(&self) -> Option<String> {
+        let rank = self.group.rank();
+        (self.group.world() > 1).then(|| format!("rank {rank}, {}", self.group.host(rank)))
+    }
+
+    /// Waits until the data of all ranks has passed its checksums. A collective.
+    pub(crate) fn finish_data_check(&mut self, timeout: Duration) -> Result<(), TrainError> {
+        self.data.finish(&mut self.group, timeout)
+    }
+
+    pub(crate) fn planner(&self) -> Planner {
+        Planner::new(&self.cluster.profile)
+    }
+}
+
+pub(crate) fn open<T: Task>(config: &Config<T::Config>) -> Result<T, TrainError> {
+    let failed = |reason| TrainError::Task { task: T::NAME, reason };
+    let task = T::open(&config.task).map_err(failed)?;
+    if task.lengths(Split::Train).samples() == 0 {
+        return Err(failed(TaskError::Other("there are no training samples".to_owned())));
+    }
+    Ok(task)
+}
+
+/// The flat layout of the task's model. Builds the model, and Burn panics on impossible shapes.
+pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
+    let build = || params::layout_of(&task.model(&Device::flex().autodiff()));
+    match catch_unwind(AssertUnwindSafe(build)) {
+        Ok(layout) => Ok(layout?),
+        Err(_) => Err(TrainError::Task {
+            task: T::NAME,
+            reason: TaskError::Other("its model could not be built (see above)".to_owned()),
+        }),
+    }
+}
+
+/// The parameters that a run starts from.
+pub(crate) fn initial_of<T: Task>(task: &T, layout: &Layout, seed: u64) -> Vec<f32> {
+    params::initial(&task.model(&Device::flex()), layout, seed)
+}
+
+fn comm_options<C>(config: &Config<C>, options: &RunOptions) -> Options {
+    let comm = &config.comm;
+    Options {
+        silence: Duration::from_secs_f64(comm.silence_s),
+        progress: comm.progress_timeout(),
+        join: Duration::from_secs_f64(comm.join_s),
+        interface: comm.interface.clone(),
+        ports: comm.ports.map(|[first, last]| first..=last),
+        // A run is never open to all: without a secret, ranks that can read the run directory may
+        // join.
+        secret: options.secret.clone().map_or_else(|| Secret::InDirectory(run_dir(config)), Secret::Given),
+        encrypt: comm.encrypt,
+        name: None,
+    }
+}

@@ -1,0 +1,237 @@
+//! Rank 0's part of starting a run: finds the checkpoint to resume from or initial parameters, and
+//! prepares the run directory. Called by [`TrainerSetup`](super::setup::TrainerSetup), which hands
+//! the result to all ranks.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use hetseq_metrics::Change;
+use hetseq_optim::Layout;
+
+use crate::checkpoint::finite::state_not_finite;
+use crate::checkpoint::weights;
+use crate::checkpoint::{self, CheckpointPart, Checkpoints, Restored, STATE, first_intact, verify};
+use crate::config::rank_match;
+use crate::config::{Config, Resume};
+use crate::error::TrainError;
+use crate::run::{RunOptions, check_exists};
+use crate::run_dir::archive::archive_run;
+use crate::run_dir::events::at_update;
+use crate::run_dir::run_files::write_run_files;
+use crate::task::{Task, TaskError};
+use crate::trainer::session::{Session, initial_of};
+use crate::trainer::state::State;
+
+/// Where a run starts.
+pub(super) struct StartPoint {
+    pub(super) restored: Restored,
+    /// The checkpoint that was restored; none for a new run.
+    pub(super) path: Option<PathBuf>,
+    pub(super) archive: Archive,
+    /// The update of this run's best checkpoint, if that is damaged.
+    pub(super) damaged_best: Option<u64>,
+}
+
+/// Which files of an earlier run to archive, because the new run would contradict them. They are
+/// moved only after all checks have passed.
+pub(super) enum Archive {
+    Nothing,
+    All,
+    /// Checkpoints of later updates than this one.
+    After(u64),
+}
+
+/// Finds the checkpoint to resume from, or initial parameters. Changes nothing on disk.
+pub(super) fn find_start_point<T: Task>(
+    session: &Session<T>,
+    dir: &Path,
+    checkpoints: &Checkpoints,
+    new_state: &State,
+    config: &Config<T::Config>,
+    options: &RunOptions,
+) -> Result<StartPoint, TrainError> {
+    let paths = match &options.resume {
+        Resume::Auto => checkpoints.newest_first(),
+        Resume::Never => Vec::new(),
+        // A run directory means its newest checkpoint.
+        Resume::From(path) => match Checkpoints::at(path).newest_first() {
+            paths if paths.is_empty() => {
+                check_exists(path, STATE, checkpoints)?;
+                vec![path.clone()]
+            }
+            paths => paths,
+        },
+    };
+    if paths.is_empty() && options.overrides {
+        return Err(TrainError::Config(format!(
+            "--optimizer-overrides only works when resuming, but this would be a new run in {}. Set the values in the \
+             config, or with --set, such as --set optim.lr=0.001",
+            dir.display()
+        )));
+    }
+    let Some((path, mut restored)) = first_intact(&paths, |path| checkpoint::load(path, &session.layout))? else {
+        let parameters = initial_parameters(session, config.run.seed)?;
+        let restored = Restored { parameters, slots: Vec::new(), state: new_state.clone(), manifest: None };
+        let archive = if options.resume == Resume::Never { Archive::All } else { Archive::Nothing };
+        return Ok(StartPoint { restored, path: None, archive, damaged_best: None });
+    };
+    restored.state = restored
+        .state
+        .resumed(new_state, options.reset)
+        .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
+    if options.reset.optimizer {
+        restored.slots.clear();
+    } else {
+        check_optimizer_state(&restored, &session.layout)
+            .map_err(|reason| TrainError::Checkpoint { path: path.clone(), reason })?;
+    }
+    let updates = restored.state.cursor.updates;
+    let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
+    // A best checkpoint that will not be in this directory cannot be the best of this run.
+    let stays = |update| is_own && update <= updates && checkpoints.steps().contains(&update);
+    restored.state.best.take_if(|best| !stays(best.update));
+    restored.state.record.take_if(|_| !is_own);
+    let damaged_best = drop_damaged_best(checkpoints, &mut restored.state);
+    tracing::info!("resuming from {}", path.display());
+    let archive = if is_own { Archive::After(updates) } else { Archive::All };
+    Ok(StartPoint { restored, path: Some(path), archive, damaged_best })
+}
+
+/// Checks that the optimizer's state fits `layout` and is finite. It has no parameter names: its
+/// values are in the order of the layout.
+fn check_optimizer_state(restored: &Restored, layout: &Layout) -> Result<(), String> {
+    const DROP: &str = "Drop the optimizer's state with --reset optimizer";
+    if restored.manifest.as_ref().is_some_and(|manifest| !manifest.has_layout(layout.hash())) {
+        return Err(format!("its model has other parameters, or another order of them, than this config's. {DROP}"));
+    }
+    let slots = restored.slots.iter().map(|(name, values)| (name.as_str(), &values[..]));
+    state_not_finite(layout, slots)
+        .map_or(Ok(()), |what| Err(format!("{what}. {DROP}, or resume from an earlier checkpoint")))
+}
+
+/// Forgets the best checkpoint if it is damaged: the next validation is the best. Returns its
+/// update.
+fn drop_damaged_best(checkpoints: &Checkpoints, state: &mut State) -> Option<u64> {
+    let update = state.best.as_ref()?.update;
+    // It was just loaded, so it is intact.
+    if update == state.cursor.updates {
+        return None;
+    }
+    let error = verify(&checkpoints.path(update), CheckpointPart::Model).err()?;
+    tracing::warn!("the best checkpoint cannot be used, the next validation sets a new one: {error}");
+    state.best = None;
+    matches!(error, TrainError::Damaged { .. }).then_some(update)
+}
+
+/// Moves files that do not belong to the new run out of its way.
+pub(super) fn archive_old_files(
+    dir: &Path,
+    checkpoints: &Checkpoints,
+    archive: &Archive,
+    damaged_best: Option<u64>,
+) -> Result<(), TrainError> {
+    let (what, after) = match archive {
+        Archive::Nothing => return rename_damaged_best(checkpoints, damaged_best),
+        Archive::All => ("the previous run".to_owned(), None),
+        Archive::After(updates) => (format!("checkpoints after {}", at_update(*updates)), Some(*updates)),
+    };
+    if let Some(archive) = archive_run(dir, after)? {
+        tracing::info!("moved {what} from {} to {}", dir.display(), archive.display());
+    }
+    rename_damaged_best(checkpoints, damaged_best)
+}
+
+fn rename_damaged_best(checkpoints: &Checkpoints, damaged_best: Option<u64>) -> Result<(), TrainError> {
+    if let Some(step) = damaged_best.filter(|&step| checkpoints.path(step).exists()) {
+        let doing = format!("renaming the damaged checkpoint {}", checkpoints.path(step).display());
+        let path = checkpoints.rename_damaged(step).map_err(TrainError::io(doing))?;
+        tracing::warn!("the damaged checkpoint is kept as {}", path.display());
+    }
+    Ok(())
+}
+
+/// Prepares the run directory after all checks have passed: links, config and environment.
+pub(super) fn prepare_run_dir(
+    dir: &Path,
+    checkpoints: &Checkpoints,
+    best: Option<u64>,
+    config_text: &str,
+    world: usize,
+) -> Result<(), TrainError> {
+    checkpoints.prepare()?;
+    let links = [("last", checkpoints.steps().last().copied()), ("best", best)];
+    for remark in links.iter().filter_map(|(name, step)| checkpoints.set_link(name, (*step)?)) {
+        tracing::warn!("{remark}");
+    }
+    write_run_files(dir, config_text, world)
+}
+
+/// Random values drawn by parameter name, or the weights that the task names (`Task::init_from`).
+fn initial_parameters<T: Task>(session: &Session<T>, seed: u64) -> Result<Vec<f32>, TrainError> {
+    let mut parameters = initial_of(&*session.task, &session.layout, seed);
+    let Some(path) = session.task.init_from() else { return Ok(parameters) };
+    let failed = |reason: String| TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) };
+    verify(path, CheckpointPart::Model)?;
+    let rename = |name: &str| session.task.parameter_name(name);
+    let found = weights::read(path, &session.layout, &rename, &mut parameters).map_err(failed)?;
+    if let Some(name) = found.missing.iter().find(|name| !session.task.allow_missing(name)) {
+        let reason = format!("{} has no tensor {name}, which the model of this config has", path.display());
+        return Err(failed(reason));
+    }
+    tracing::info!("starting from the weights of {}", path.display());
+    if !found.missing.is_empty() {
+        tracing::warn!("missing tensors, initialized at random: {}", found.missing.join(", "));
+    }
+    if !found.unused.is_empty() {
+        tracing::warn!("ignored tensors: {}", found.unused.join(", "));
+    }
+    Ok(parameters)
+}
+
+/// Differences from the config of the checkpoint at `path`. Only reported, so a config that cannot
+/// be read is no error.
+pub(super) fn config_changes_since<T: Task>(path: &Path, config: &str) -> Vec<Change> {
+    let then = fs::read_to_string(path.join("config.toml"));
+    then.map_or_else(|_| Vec::new(), |then| rank_match::changed::<T>(&then, config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::tests::snapshot;
+
+    #[test]
+    fn resuming_from_an_earlier_checkpoint_links_the_best_that_remains() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::at(dir.path());
+        checkpoints.prepare().unwrap();
+        for (update, best) in [(300, 300), (500, 300), (800, 800)] {
+            checkpoints.save(&snapshot(update, Some(best), 1.0), 10).unwrap();
+        }
+        archive_old_files(dir.path(), &checkpoints, &Archive::After(500), None).unwrap();
+        prepare_run_dir(dir.path(), &checkpoints, Some(300), "", 1).unwrap();
+        assert_eq!(checkpoints.steps(), [300, 500]);
+        assert_eq!(fs::read_link(checkpoints.dir().join("last")).unwrap(), Path::new("step-500"));
+        assert!(checkpoints.best().unwrap().ends_with("step-300"));
+        assert!(dir.path().join("before-1/checkpoints/step-800").exists());
+    }
+
+    #[test]
+    fn a_damaged_best_is_renamed_and_no_longer_the_best() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::at(dir.path());
+        checkpoints.prepare().unwrap();
+        for update in [300, 500] {
+            checkpoints.save(&snapshot(update, Some(300), 1.0), 10).unwrap();
+        }
+        let mut state = snapshot(500, Some(300), 1.0).state;
+        assert_eq!((drop_damaged_best(&checkpoints, &mut state), state.best.is_some()), (None, true));
+        fs::write(checkpoints.path(300).join("model.safetensors"), "").unwrap();
+        let damaged = drop_damaged_best(&checkpoints, &mut state);
+        assert_eq!((damaged, &state.best), (Some(300), &None));
+        archive_old_files(dir.path(), &checkpoints, &Archive::After(500), damaged).unwrap();
+        prepare_run_dir(dir.path(), &checkpoints, None, "", 1).unwrap();
+        assert_eq!((checkpoints.steps(), checkpoints.best()), (vec![500], None));
+        assert!(checkpoints.dir().join("damaged-step-300").is_dir());
+    }
+}
