@@ -1,4 +1,4 @@
-"""Times the sum of a vector over ranks with gloo through PyTorch. Started by scripts/bench-comm, once per rank."""
+"""Times all-reduce with gloo through PyTorch. Run by scripts/bench-comm, once per rank."""
 import argparse, json, statistics, time
 
 import torch
@@ -21,6 +21,6 @@ for size in arguments.bytes:
         seconds.append(time.perf_counter() - start)
         assert values[0] == distributed.get_world_size()
     if distributed.get_rank() == 0:
-        # The first is for page faults and TCP's windows.
+        # The first one is warm-up: page faults, TCP windows.
         print(json.dumps({"bytes": size, "median_ms": 1e3 * statistics.median(seconds[1:])}), flush=True)
 distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Times single samples out of HDF5 shards in Python, and all of them in hetseq. Run by scripts/bench-data."""
+"""Benchmarks reading samples from shards, in Python and in hetseq. Run by scripts/bench-data."""
 
 import json
 import pathlib
@@ -13,11 +13,11 @@ KEYS = ["input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked
 ROUNDS, SECONDS = 5, 2.0
 
 
-def python_samples_per_second(paths, rows, dice):
-    """A random sample each time, as a global shuffle gives them; the file is opened for each."""
+def python_samples_per_second(paths, rows, rng):
+    """Reads samples in random order, as a global shuffle does, and opens the file for each one."""
     started, samples = time.perf_counter(), 0
     while time.perf_counter() - started < SECONDS:
-        path, row = dice.choice(rows)
+        path, row = rng.choice(rows)
         with h5py.File(paths[path], "r") as file:
             [file[key][row] for key in KEYS]
         samples += 1
@@ -31,15 +31,15 @@ def main(hetseq, scratch):
     for at, path in enumerate(paths):
         with h5py.File(path) as file:
             rows += [(at, row) for row in range(len(file["input_ids"]))]
-    dice = random.Random(1)
+    rng = random.Random(1)
     sides = ["compact", "compact with opening", "hdf5", "hdf5 with opening"]
     rates = {side: [] for side in ["python", *sides]}
-    # Round by round, so that what slows the machine down slows all sides.
+    # Interleaved, so that a slowdown of the machine affects all sides.
     for _ in range(ROUNDS):
-        rates["python"].append(python_samples_per_second(paths, rows, dice))
+        rates["python"].append(python_samples_per_second(paths, rows, rng))
         command = [hetseq, "bench", "data", scratch / "compact", scratch / "hdf5", "--rounds", "1", "--seconds", str(SECONDS), "--json"]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        for line in map(json.loads, told):
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        for line in map(json.loads, lines):
             rates[line["kind"]].append(line["samples_per_second"])
             rates[line["kind"] + " with opening"].append(line["first_epoch_samples_per_second"])
     median = lambda values: sorted(values)[len(values) // 2]

@@ -1,4 +1,5 @@
-"""Writes text and shards, and holds what hetseq trained on them against transformers. Run by scripts/check-bert."""
+"""Writes text and shards, and compares what hetseq trained on them with transformers. Run by
+scripts/check-bert."""
 
 import json
 import logging
@@ -29,7 +30,7 @@ RUN = """
 task = "bert-pretrain"
 max_updates = 30
 [task]
-data = "from the command line"
+data = "set on the command line"
 [batch]
 global = 32
 micro = 8
@@ -48,7 +49,7 @@ def write(scratch):
 
 
 def batch_of(paths, rows=None):
-    """The first rows of shards, as PyTorch sees them: masked words by `row * positions + column`."""
+    """The first rows of shards as tensors. Masked positions are `row * positions + column`."""
     parts = []
     for path in paths:
         with h5py.File(path) as file:
@@ -64,7 +65,7 @@ def batch_of(paths, rows=None):
 
 
 def answer(model, batch):
-    """Hidden states, logits where something is asked, and loss sums, in the precision of the model."""
+    """Returns hidden states, logits at masked positions, next-sentence logits and loss sums."""
     hidden, pooled = encode(model.bert, batch)
     words, sentences = model.cls(hidden, pooled)
     words = words.flatten(0, 1)[batch["masked_positions"]]
@@ -74,21 +75,21 @@ def answer(model, batch):
 
 
 def load(directory):
-    """As anybody would, and without a word from transformers."""
-    said = []
+    """Loads a model as users do. transformers must not log any warning."""
+    warnings = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: warnings.append(record.getMessage())
     logger = transformers_logging.get_logger()
     logger.addHandler(handler)
     model, info = BertForPreTraining.from_pretrained(directory, output_loading_info=True)
     logger.removeHandler(handler)
-    assert not any(info.values()) and not said, (info, said)
+    assert not any(info.values()) and not warnings, (info, warnings)
     assert model.dtype == torch.float32
     return model.eval()
 
 
 def gradients(model, batch):
-    """Of both mean losses."""
+    """Returns the gradients of the sum of both mean losses."""
     model.zero_grad()
     *_, losses = answer(model, batch)
     (losses[0] / len(batch["masked_ids"]) + losses[1] / len(batch["next_sentence"])).backward()
@@ -96,7 +97,7 @@ def gradients(model, batch):
 
 
 def check_checkpoint(run, shards, program):
-    """transformers takes a checkpoint as it is, and computes with it what we do."""
+    """Checks that transformers loads a checkpoint unchanged and computes the same numbers."""
     checkpoint = run / "checkpoints/last"
     model = load(checkpoint)
     batch = batch_of(shards, 24)
@@ -111,35 +112,38 @@ def check_checkpoint(run, shards, program):
         "losses": max(abs(ours.item() / theirs.item() - 1) for ours, theirs in zip(numbers["losses"], losses)),
     }
     assert max(off.values()) <= TOLERANCE, off
-    # transformers' own loss, where no place is masked twice.
+    # transformers' own loss, which needs that no position is masked twice.
     if len(set(batch["masked_positions"].tolist())) == len(words):
         labels = torch.full(batch["tokens"].shape, -100).flatten().index_put((batch["masked_positions"],), batch["masked_ids"])
         theirs = model(batch["tokens"], attention_mask(batch), batch["segments"], labels=labels.reshape(is_real.shape),
                        next_sentence_label=batch["next_sentence"]).loss.item()
         mean = (numbers["losses"] / torch.tensor([len(words), len(sentences)])).sum().item()
         assert abs(mean / theirs - 1) <= TOLERANCE, (mean, theirs)
-    print(f"{run.name}: BertForPreTraining takes the checkpoint; off by at most " + ", ".join(f"{off:.1e} ({what})" for what, off in off.items()))
+    print(f"{run.name}: BertForPreTraining loads the checkpoint; largest errors: " + ", ".join(f"{off:.1e} ({what})" for what, off in off.items()))
 
 
-def shaken(model, std):
-    """Every parameter moved a little, so that no two are alike, as biases and norms would be."""
-    dice = torch.Generator().manual_seed(1)
+def perturbed(model, std):
+    """Adds noise to every parameter. Otherwise parameters such as biases or norms may be equal."""
+    rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for tensor in model.parameters():
-            tensor += std * torch.randn(tensor.shape, generator=dice)
+            tensor += std * torch.randn(tensor.shape, generator=rng)
     return model
 
 
 def check_gradients(scratch, run, shards, program):
-    """Not on the checkpoint as it is: after so few updates attention hardly chooses, so that the gradients of queries and keys
-    are small differences of large terms, and PyTorch's float32 itself is off by up to 4e-5 from its float64."""
-    model = shaken(load(run / "checkpoints/last"), 0.1)
-    model.save_pretrained(scratch / "shaken")
+    """Compares all gradients, on a perturbed checkpoint.
+
+    After so few updates, attention is still almost uniform, and the gradients of queries and keys
+    are small differences of large terms: PyTorch's own float32 then differs from its float64 by up
+    to 4e-5."""
+    model = perturbed(load(run / "checkpoints/last"), 0.1)
+    model.save_pretrained(scratch / "perturbed")
     batch = batch_of(shards, 24)
-    off = distances(gradients_of(ours(program, scratch / "shaken", batch)), gradients(model, batch))
+    off = distances(gradients_of(ours(program, scratch / "perturbed", batch)), gradients(model, batch))
     worst = max(off, key=off.get)
     assert off[worst] <= TOLERANCE, (worst, off[worst])
-    print(f"{run.name}, shaken: {len(off)} gradients of both losses off by {off[worst]:.1e} of their norm at most ({worst})")
+    print(f"{run.name}, perturbed: {len(off)} gradients of both losses; largest relative error {off[worst]:.1e} ({worst})")
 
 
 def check_tokenizer(scratch, run):
@@ -147,7 +151,7 @@ def check_tokenizer(scratch, run):
     text = (scratch / "text.txt").read_text().split("\n")
     found = [sentence for path in (scratch / "compact").glob("*.tokens") for sentence in read_shard(path)]
     assert found and sorted(found) == sorted(sentences_of(text, tokenizer))
-    # Shards of the same text have the same vocabulary, and the checkpoint the one of its data.
+    # Shards of the same text have the same vocabulary, and the checkpoint has that of its data.
     for name in ["tokenizer.json", "vocab.txt"]:
         written = {(directory / name).read_bytes() for directory in [run / "checkpoints/last", scratch / run.name, scratch / "compact"]}
         assert len(written) == 1, name
@@ -155,7 +159,7 @@ def check_tokenizer(scratch, run):
     pair = tokenizer(text[0], text[1])
     assert pair["input_ids"] == [tokenizer.cls_token_id, *first, tokenizer.sep_token_id, *second, tokenizer.sep_token_id]
     assert sum(pair["token_type_ids"]) == len(second) + 1
-    print(f"{run.name}: AutoTokenizer takes the checkpoint: {len(found)} sentences, {sum(map(len, found))} tokens, all equal")
+    print(f"{run.name}: AutoTokenizer loads the checkpoint: {len(found)} sentences, {sum(map(len, found))} tokens, all equal")
 
 
 def found_in(found, tokenizer, line):
@@ -169,14 +173,14 @@ def old_name(name):
 
 
 def old_tensors(model):
-    """As files that began in TensorFlow: other names, matrices that lie transposed, numbers of positions."""
+    """Tensors as in files converted from TensorFlow: old names, transposed matrices, positions."""
     tensors = {old_name(name): tensor.t().contiguous().t() if tensor.dim() == 2 else tensor for name, tensor in model.state_dict().items()}
     assert not tensors["encoder.layer.0.output.dense.weight"].is_contiguous()
     return tensors | {"embeddings.position_ids": torch.arange(MODEL["max_position_embeddings"])[None]}
 
 
 def write_forms(model, directory):
-    """The same weights in all the forms in which they are published."""
+    """Writes the same weights in all formats in which models are published."""
     forms = {name: directory / name for name in ["safetensors", "parts", "pytorch", "pytorch-parts", "old", "half", "encoder"]}
     model.save_pretrained(forms["safetensors"])
     model.save_pretrained(forms["parts"], max_shard_size="200kB")
@@ -197,7 +201,7 @@ def write_forms(model, directory):
 
 
 def evaluate(model, paths):
-    """Over whole shards, in float64."""
+    """Returns the validation figures over whole shards, in float64."""
     model, batch = model.double(), batch_of(paths)
     with torch.no_grad():
         _, words, sentences, losses = answer(model, batch)
@@ -208,10 +212,10 @@ def evaluate(model, paths):
 
 
 def check_forms(scratch, hetseq):
-    """hetseq takes what transformers writes, and begins with exactly these weights."""
-    model = shaken(load(scratch / "runs/hdf5/checkpoints/last"), 0.02)
+    """Checks that hetseq loads what transformers writes and starts from exactly these weights."""
+    model = perturbed(load(scratch / "runs/hdf5/checkpoints/last"), 0.02)
     forms, half = write_forms(model, scratch / "forms")
-    # Shards that are both what is trained on and what is validated on, so that both give one loss.
+    # The same shards for training and validation, so that both give the same loss.
     once = scratch / "once"
     once.mkdir()
     shards = sorted((scratch / "hdf5").glob("validation*.hdf5"))
@@ -225,12 +229,12 @@ def check_forms(scratch, hetseq):
         written = {name: tensor.float() for name, tensor in written.named_parameters()}
         figures = []
         if form != "encoder":
-            told = call(hetseq, "eval", scratch, [*settings, f"task.config={directory}"], "--checkpoint", directory, "--json")
-            figures.append(compare("eval", json.loads(told), expected))
+            output = call(hetseq, "eval", scratch, [*settings, f"task.config={directory}"], "--checkpoint", directory, "--json")
+            figures.append(compare("eval", json.loads(output), expected))
         call(hetseq, "train", scratch, [*settings, f"task.init={directory}", f"batch.global={expected['samples']}", "run.max_updates=1", "optim.lr=0.0"])
-        begun = load_file(scratch / "runs" / form / "checkpoints/last/model.safetensors")
-        assert begun.keys() == written.keys()
-        same = [name for name, tensor in written.items() if torch.equal(begun[name], tensor)]
+        loaded = load_file(scratch / "runs" / form / "checkpoints/last/model.safetensors")
+        assert loaded.keys() == written.keys()
+        same = [name for name, tensor in written.items() if torch.equal(loaded[name], tensor)]
         if form == "encoder":
             assert set(written) - set(same) <= {name for name in written if name.startswith("cls.")} and len(same) < len(written)
         else:
@@ -238,14 +242,14 @@ def check_forms(scratch, hetseq):
             events = [json.loads(line) for line in open(scratch / "runs" / form / "metrics.jsonl")]
             first = next(event for event in events if event["event"] == "update")
             figures.append(compare("update 1", first, expected))
-        print(f"{form}: hetseq begins with {len(same)} of {len(written)} parameters, bit for bit" + "".join(figures))
+        print(f"{form}: hetseq starts from {len(same)} of {len(written)} parameters, bit for bit" + "".join(figures))
 
 
-def compare(what, told, expected):
-    told = told | told["terms"]
-    off = {name: abs(told[name] / value - 1) for name, value in expected.items() if name in told}
-    assert {"loss", "mlm", "nsp", "samples"} <= off.keys() and max(off.values()) <= TOLERANCE, (off, told, expected)
-    return f"; {what}: {len(off)} figures off by at most {max(off.values()):.1e}"
+def compare(what, reported, expected):
+    reported = reported | reported["terms"]
+    off = {name: abs(reported[name] / value - 1) for name, value in expected.items() if name in reported}
+    assert {"loss", "mlm", "nsp", "samples"} <= off.keys() and max(off.values()) <= TOLERANCE, (off, reported, expected)
+    return f"; {what}: {len(off)} figures, largest error {max(off.values()):.1e}"
 
 
 def call(hetseq, command, scratch, settings, *arguments):

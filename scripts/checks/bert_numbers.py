@@ -1,4 +1,7 @@
-"""Runs crates/hetseq-train/examples/bert_numbers.rs and holds what it says against transformers. For minilm.py and bert.py."""
+"""Runs crates/hetseq-train/examples/bert_numbers.rs and compares its numbers with transformers.
+
+Used by minilm.py and bert.py.
+"""
 
 import pathlib
 import subprocess
@@ -9,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 
 def ours(program, model, inputs):
-    """What hetseq computes: `inputs` and the answer as the program says them."""
+    """Returns what hetseq computes. bert_numbers.rs documents the tensors of input and output."""
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         integers = {name: tensor.int() for name, tensor in inputs.items() if not tensor.is_floating_point()}
@@ -23,7 +26,7 @@ def attention_mask(inputs):
 
 
 def encode(trunk, inputs):
-    """Hidden states and pooled vectors of a BertModel."""
+    """Returns the hidden states and pooled vectors of a BertModel."""
     out = trunk(inputs["tokens"], attention_mask=attention_mask(inputs), token_type_ids=inputs["segments"])
     return out.last_hidden_state, out.pooler_output
 
@@ -38,13 +41,16 @@ def gradients_of(numbers):
 
 
 def distances(gradients, exact):
-    """How far each gradient is from `exact`, in parts of the norm. That of a key's bias is zero but for rounding, since a
-    softmax does not see what all its inputs share: it is measured by the norm of the keys' weights, made of the same terms."""
+    """Returns each gradient's distance from `exact`, relative to the norm of `exact`.
+
+    The gradient of a key's bias is zero except for rounding, because softmax is invariant to a
+    shift of all its inputs. Its distance is relative to the norm of the key's weight gradient
+    instead, which consists of the same terms."""
     assert gradients.keys() == exact.keys(), gradients.keys() ^ exact.keys()
     off = {}
     for name, gradient in gradients.items():
         assert gradient.shape == exact[name].shape, name
-        measure = exact[name.replace("key.bias", "key.weight")].double().norm()
-        assert measure > 0, f"the gradient of {name} is zero"
-        off[name] = ((gradient.double() - exact[name].double()).norm() / measure).item()
+        norm = exact[name.replace("key.bias", "key.weight")].double().norm()
+        assert norm > 0, f"the gradient of {name} is zero"
+        off[name] = ((gradient.double() - exact[name].double()).norm() / norm).item()
     return off

@@ -1,4 +1,4 @@
-"""Writes text and shards, and checks what hetseq made of them. Run by scripts/check-hdf5."""
+"""Writes text and shards, and checks what hetseq reads and writes. Run by scripts/check-hdf5."""
 
 import json
 import pathlib
@@ -15,20 +15,20 @@ FIELDS = {
 
 
 def write_text(path, megabytes):
-    """One sentence a line, words as frequent and rare as in a language, blank lines between documents."""
-    dice = random.Random(1)
+    """Writes one sentence per line, with Zipf word frequencies; blank lines separate documents."""
+    rng = random.Random(1)
     syllables = "ka lo mi sen tar u ber qui no sto la ri en do pha ge".split()
-    words = ["".join(dice.choices(syllables, k=dice.randint(1, 4))) for _ in range(8000)]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(8000)]
     weights = [1 / (rank + 3) for rank in range(len(words))]
     with open(path, "w") as file:
         while file.tell() < megabytes << 20:
-            for _ in range(dice.randint(2, 40)):
-                file.write(" ".join(dice.choices(words, weights, k=dice.randint(4, 40))).capitalize() + ".\n")
+            for _ in range(rng.randint(2, 40)):
+                file.write(" ".join(rng.choices(words, weights, k=rng.randint(4, 40))).capitalize() + ".\n")
             file.write("\n")
 
 
 def write_shards(directory):
-    """As NVIDIA's scripts write them: h5py chooses the chunks."""
+    """Writes shards as NVIDIA's scripts do: h5py chooses the chunk sizes."""
     directory.mkdir()
     numbers = np.random.default_rng(1)
     for name, rows in [("wiki_training_0", 3000), ("wiki_training_1", 1), ("wiki_test_0", 777)]:
@@ -52,19 +52,19 @@ def write_shards(directory):
 
 
 def sums(paths):
-    """What `hetseq prep verify --json` says of shards."""
-    told = {"samples": 0, "tokens": 0, "masked": 0, "next": 0, "ids_sum": 0, "masked_sum": 0}
+    """Returns the figures that `hetseq prep verify --json` prints for shards."""
+    figures = {"samples": 0, "tokens": 0, "masked": 0, "next": 0, "ids_sum": 0, "masked_sum": 0}
     for path in paths:
         with h5py.File(path) as file:
             data = {field: file[field][:].astype(np.int64) for field in FIELDS}
-        told["samples"] += len(data["input_ids"])
-        told["tokens"] += int(data["input_mask"].sum())
-        told["masked"] += int((data["masked_lm_positions"] > 0).sum())
-        told["next"] += int(data["next_sentence_labels"].sum())
+        figures["samples"] += len(data["input_ids"])
+        figures["tokens"] += int(data["input_mask"].sum())
+        figures["masked"] += int((data["masked_lm_positions"] > 0).sum())
+        figures["next"] += int(data["next_sentence_labels"].sum())
         weight = 1 + np.arange(data["input_ids"].shape[1])
-        told["ids_sum"] += int((data["input_ids"] * (weight + 1000 * data["segment_ids"])).sum())
-        told["masked_sum"] += int(((1 + data["masked_lm_positions"]) * data["masked_lm_ids"]).sum())
-    return told
+        figures["ids_sum"] += int((data["input_ids"] * (weight + 1000 * data["segment_ids"])).sum())
+        figures["masked_sum"] += int(((1 + data["masked_lm_positions"]) * data["masked_lm_ids"]).sum())
+    return figures
 
 
 def check_layout(path, length, predictions, special):
@@ -103,14 +103,14 @@ def main(what, scratch, megabytes=3):
     assert len(ours) >= 9, ours
     for path in ours:
         check_layout(path, 96, 15, special)
-    print(f"h5py read {len(ours)} shards of hetseq: layout, types, padding and masks are right")
+    print(f"h5py read {len(ours)} shards of hetseq: layout, types, padding and masks are correct")
     for name, splits in [("ours", {"train": "training*", "valid": "validation*"}), ("theirs", {"train": "*training*", "valid": "*test*"})]:
-        told = json.loads((scratch / f"{name}.json").read_text())
+        reported = json.loads((scratch / f"{name}.json").read_text())
         for split, pattern in splits.items():
             expected = sums(sorted((scratch / name).glob(f"{pattern}.hdf5")))
-            got = {key: told[split][key] for key in expected}
+            got = {key: reported[split][key] for key in expected}
             assert got == expected, (name, split, got, expected)
-            print(f"hetseq read {name} ({split}): {expected['samples']} samples, {expected['tokens']} tokens, as h5py does")
+            print(f"hetseq read {name} ({split}): {expected['samples']} samples, {expected['tokens']} tokens, same as h5py")
 
 
 if __name__ == "__main__":

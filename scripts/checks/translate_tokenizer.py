@@ -1,4 +1,5 @@
-"""Writes parallel lines, and checks their tokens against AutoTokenizer's. Run by scripts/check-translate-tokenizer."""
+"""Writes parallel lines and checks their tokens against AutoTokenizer. Run by
+scripts/check-translate-tokenizer."""
 
 import pathlib
 import sys
@@ -10,9 +11,9 @@ sys.path.append(str(pathlib.Path(__file__).parent))
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "fixtures"))
 from stream import Stream  # noqa: E402
 from tokenizer import read_shard  # noqa: E402
-from tokens import HAND_MADE, made_up  # noqa: E402
+from tokens import HAND_MADE, random_lines  # noqa: E402
 
-# What Unicode calls white space: neither more nor less.
+# Exactly the characters with Unicode's White_Space property.
 SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 SPECIAL = ["</s>", "a </s> b", "<unk><pad>", "<s>x</s>", "<<pad>>"]
 
@@ -22,7 +23,7 @@ def lines_of(text):
 
 
 def read(path):
-    """As it is: Python would take other signs for ends of lines."""
+    """Reads a file unchanged. In text mode, Python would convert other line endings."""
     return path.read_bytes().decode()
 
 
@@ -42,7 +43,7 @@ def main(what, scratch, *rest):
         if rest:
             text = [read(pathlib.Path(path)).split("\n") for path in rest]
         else:
-            text = [SPECIAL + HAND_MADE + list(made_up(Stream(11), 600)), SPECIAL[::-1] + HAND_MADE + list(made_up(Stream(12), 600))]
+            text = [SPECIAL + HAND_MADE + list(random_lines(Stream(11), 600)), SPECIAL[::-1] + HAND_MADE + list(random_lines(Stream(12), 600))]
         for path, lines in zip(sides, text):
             path.write_bytes(("\n".join(lines_of(lines)) + "\n").encode())
         return
@@ -65,7 +66,7 @@ def main(what, scratch, *rest):
     references = "".join(read(path) for path in sorted(prepared.glob("valid*.txt")))
     assert references == "".join(line + "\n" for _, line in pairs)
     tokens = sum(map(len, found))
-    print(f"{type(target).__name__} ({rest[0]}): {len(pairs)} pairs, {tokens} tokens, all equal; {exact} lines without unknown letters decoded exactly")
+    print(f"{type(target).__name__} ({rest[0]}): {len(pairs)} pairs, {tokens} tokens, all equal; {exact} lines without unknown tokens decoded exactly")
 
 
 if __name__ == "__main__":

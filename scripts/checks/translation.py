@@ -1,4 +1,4 @@
-"""See scripts/check-translation."""
+"""Compares translation with transformers. Run by scripts/check-translation."""
 import json, random, subprocess, sys, tempfile
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def hetseq(*args):
 
 
 def language(seed, count):
-    """Sentences and what they are in another language, in which verbs come last and some words are capitals."""
+    """Yields sentences and translations: words reversed and capitalised, the first moved last."""
     draw = random.Random(seed)
     for _ in range(count):
         words = [f"{draw.choice('bdfgklm')}{draw.choice('aeiouäéß')}{draw.choice('nrst')}" for _ in range(draw.randint(1, 12))]
@@ -51,7 +51,7 @@ def compare(path, lines, what):
     tokenizer = AutoTokenizer.from_pretrained(path)
     (DIR / "lines.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     for beam in (1, 5):
-        # The same limit for every sentence, since theirs is one for the batch.
+        # The same length limit for every sentence, because transformers has one limit per batch.
         ours = hetseq("generate", path, "--input", "lines.txt", "--beam", beam, "--max-ratio", 0, "--max-more", 40).split("\n")[:-1]
         theirs = []
         for at in range(0, len(lines), 25):
@@ -59,7 +59,7 @@ def compare(path, lines, what):
             ids = model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=beam, max_length=41, do_sample=False)
             theirs += tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         same = sum(a == b for a, b in zip(ours, theirs))
-        print(f"{what}, beam {beam}: {same} of {len(lines)} translations are the same", flush=True)
+        print(f"{what}, beam {beam}: {same} of {len(lines)} translations are identical", flush=True)
         assert same == len(lines) == len(ours), [pair for pair in zip(lines, ours, theirs) if pair[1] != pair[2]][:3]
 
 
@@ -71,7 +71,7 @@ hetseq("train", "run.toml", "--set", "run.dir=run")
 hetseq("export", "run", "model")
 compare(DIR / "model", test, "our checkpoint")
 
-# Theirs: what transformers saves, with our tokenizer beside it.
+# A model saved by transformers, with our tokenizer added.
 ours = json.loads((DIR / "model/config.json").read_text())
 torch.manual_seed(1)
 changes = {"d_model": 48, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 1, "decoder_layers": 3, "activation_function": "swish", "init_std": 0.3}
@@ -84,5 +84,5 @@ theirs.generation_config.forced_eos_token_id = None
 theirs.save_pretrained(DIR / "theirs")
 for name in ("tokenizer.json", "tokenizer_config.json"):
     (DIR / "theirs" / name).write_bytes((DIR / "model" / name).read_bytes())
-compare(DIR / "theirs", test, "a model of transformers")
-print("all the same")
+compare(DIR / "theirs", test, "a transformers model")
+print("all identical")

@@ -1,7 +1,8 @@
-"""Times a BERT training step in PyTorch: the work of `hetseq bench step --config NAME`. Started by scripts/bench-pytorch.
+"""Times a BERT training step in PyTorch, the same work as `hetseq bench step --config NAME`. Run by
+scripts/bench-pytorch.
 
-Forward, backward, Adam (fused, PyTorch's fastest) on masked words: no dropout, no padding, no next sentences. Prints one
-JSON line.
+Forward, backward and Adam (fused, PyTorch's fastest) on masked tokens: no dropout, no padding, no
+next-sentence prediction. Prints one JSON line.
 """
 import argparse, json, resource, statistics, time
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# words, width, layers, heads, tokens of a sequence, sequences, masked tokens of a sequence
+# vocabulary, width, layers, heads, tokens per sequence, sequences, masked tokens per sequence
 GEOMETRIES = {
     "tiny": (512, 64, 2, 2, 32, 4, 5),
     "small": (30522, 256, 4, 4, 128, 16, 20),
@@ -24,33 +25,33 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
-        self.attended = nn.Linear(width, width)
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.output = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.first_norm, self.second_norm = nn.LayerNorm(width, eps=EPSILON), nn.LayerNorm(width, eps=EPSILON)
 
     def forward(self, x):
         by_head = lambda y: y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         q, k, v = by_head(self.query(x)), by_head(self.key(x)), by_head(self.value(x))
         mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = self.first_norm(x + self.attended(mixed))
-        return self.second_norm(x + self.narrow(functional.gelu(self.widen(x))))
+        x = self.first_norm(x + self.output(mixed))
+        return self.second_norm(x + self.down(functional.gelu(self.up(x))))
 
 
 class Bert(nn.Module):
     def __init__(self, words, width, layers, heads):
         super().__init__()
-        self.words, self.places, self.segments = nn.Embedding(words, width), nn.Embedding(512, width), nn.Embedding(2, width)
+        self.words, self.positions, self.segments = nn.Embedding(words, width), nn.Embedding(512, width), nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width, eps=EPSILON)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.transform, self.transform_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=EPSILON)
         self.bias = nn.Parameter(torch.zeros(words))
 
     def loss(self, tokens, segments, masked, labels):
-        places = self.places.weight[: tokens.shape[1]]
-        hidden = self.blocks(self.norm(self.words(tokens) + self.segments(segments) + places))
-        asked = hidden.flatten(0, 1)[masked]
-        asked = self.transform_norm(functional.gelu(self.transform(asked)))
-        return functional.cross_entropy(functional.linear(asked, self.words.weight, self.bias), labels)
+        positions = self.positions.weight[: tokens.shape[1]]
+        hidden = self.blocks(self.norm(self.words(tokens) + self.segments(segments) + positions))
+        at_masks = hidden.flatten(0, 1)[masked]
+        at_masks = self.transform_norm(functional.gelu(self.transform(at_masks)))
+        return functional.cross_entropy(functional.linear(at_masks, self.words.weight, self.bias), labels)
 
 
 def main():
