@@ -25,7 +25,8 @@ pub(crate) fn warn(command: &Command, words: impl Iterator<Item = String>) {
     }
 }
 
-/// Replaces a renamed flag of `bench comm` by its new name. Ranks are started with it, so that only the parent warns.
+/// Replaces a renamed flag of `bench comm` by its new name. Ranks are started with it, so that only
+/// the parent warns.
 pub(crate) fn new_name(word: &str) -> String {
     let (flag, value) = word.split_once('=').map_or((word, None), |(flag, value)| (flag, Some(value)));
     let new = BENCH_COMM.iter().find(|(old, _)| *old == flag).map_or(flag, |(_, new)| new);

@@ -1,5 +1,6 @@
-//! Text that users read and scripts depend on, as snapshots: a change of help, flags, config keys or messages shows up in
-//! review. After an intended change: `INSTA_UPDATE=always cargo test --test it texts::`, then look at `git diff`.
+//! Text that users read and scripts depend on, as snapshots: a change of help, flags, config keys or
+//! messages shows up in review. After an intended change, set `INSTA_UPDATE=always`, run the tests
+//! `texts::`, and look at `git diff`.
 
 use std::path::Path;
 

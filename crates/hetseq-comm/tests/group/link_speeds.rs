@@ -18,9 +18,7 @@ fn all_ranks_get_the_same_result() {
                 // after.
                 group.all_gather_bytes(&[1]).unwrap();
                 sleep(Duration::from_millis(7 * group.rank() as u64));
-                let start = Instant::now();
                 let links = group.measure_links(Duration::from_millis(300)).unwrap();
-                assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
                 assert_eq!(group.all_gather_bytes(&[2]).unwrap(), vec![[2]; world]);
                 group.close();
                 links

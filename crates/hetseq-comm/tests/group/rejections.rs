@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hetseq_comm::{CommError, Group, Options};
 
@@ -26,16 +26,14 @@ fn pair(port: u16) -> [Group; 2] {
 }
 
 #[test]
-fn a_flood_of_silent_connections_delays_the_start_only_briefly() {
+fn a_flood_of_silent_connections_does_not_prevent_the_start() {
     let port = free_port();
     let zero = join(rank_env(0, 3, HERE, port), options(0));
     // More than the limit, and from the ranks' own address.
     let silent: Vec<TcpStream> = (0..200).map(|_| connect(port)).collect();
-    let start = Instant::now();
     let others = [1, 2].map(|rank| join(rank_env(rank, 3, HERE, port), options(rank)));
     zero.join().unwrap().unwrap();
     let _groups = others.map(|rank| rank.join().unwrap().unwrap());
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     drop(silent);
 }
 
@@ -79,7 +77,6 @@ fn connections_during_the_run_change_nothing() {
         // Closed without an answer, with or without a reset.
         assert!(matches!(stream.read(&mut [0; 8]), Ok(0) | Err(_)));
     }
-    let start = Instant::now();
     on_each(groups.into(), |mut group| {
         for _ in 0..100 {
             let mut sum = [1.0; 1000];
@@ -87,7 +84,6 @@ fn connections_during_the_run_change_nothing() {
         }
         group.close();
     });
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     // The listener closes with the group.
     TcpListener::bind((HERE, port)).unwrap();
     drop(silent);

@@ -4,7 +4,7 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hetseq_comm::{CommError, Options, Secret};
 use tempfile::TempDir;
@@ -52,11 +52,9 @@ fn the_secret_of_an_earlier_start_is_replaced_and_read_again() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let one = join(rank_env(1, 2, HERE, port), in_directory(1, dir.path()));
     sleep(Duration::from_millis(300));
-    let start = Instant::now();
     let zero = join(rank_env(0, 2, HERE, port), in_directory(0, dir.path()));
     zero.join().unwrap().unwrap();
     one.join().unwrap().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(3));
 }
 
 #[test]

@@ -36,7 +36,8 @@ pub struct TransformerConfig {
     /// Token embeddings are multiplied by the square root of their width, to balance them with
     /// position embeddings.
     pub scale_embedding: bool,
-    /// Norm before each block instead of after it, and one more at the end: easier to train if deep.
+    /// Norm before each block instead of after it, and one more at the end: deep models train more
+    /// easily.
     pub normalize_before: bool,
     /// Sinusoidal instead of learned position embeddings.
     pub static_position_embeddings: bool,

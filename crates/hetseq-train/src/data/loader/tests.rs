@@ -146,10 +146,8 @@ fn a_panic_in_a_task_is_an_error() {
 fn a_request_that_hangs_times_out() {
     let (_, loader) = loader(1, Duration::from_millis(300));
     request(&loader, vec![vec![vec![60]]]);
-    let started = Instant::now();
     let error = loader.take().err().unwrap().to_string();
     assert!(error.contains("timed out after 0 s (comm.progress_s)"), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
