@@ -148,3 +148,28 @@ fn words_are_plain() {
     }
     assert!(found.is_empty(), "{found:#?}");
 }
+
+/// Files and folders that ARCHITECTURE.md names, by the end of their path.
+#[test]
+fn the_architecture_names_files_that_exist() {
+    let text = fs::read_to_string(crates().join("../ARCHITECTURE.md")).unwrap();
+    let named: Vec<&str> = text
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| name.ends_with(".rs") || (name.ends_with('/') && !name.contains(' ')))
+        .collect();
+    assert!(named.len() > 30, "{named:?}");
+    // `hetseq-kernels/host.rs` is `hetseq-kernels/src/host.rs`.
+    let paths: Vec<String> = rust_files(&crates())
+        .iter()
+        .map(|file| file.display().to_string().replace("/src/", "/").replace("/tests/it/", "/"))
+        .collect();
+    for name in named {
+        let found = paths.iter().any(|path| match name.strip_suffix('/') {
+            Some(folder) => path.contains(&format!("/{folder}/")),
+            None => path.ends_with(&format!("/{name}")),
+        });
+        assert!(found, "ARCHITECTURE.md names `{name}`, which does not exist");
+    }
+}
