@@ -366,7 +366,7 @@ mod with_mounts {
         disk.remount("rw");
         let ended = cluster.wait(SOON).remove(0);
         assert_eq!(ended.code(), Some(0), "{ended:#?}");
-        assert_stderr(&ended, &["Read-only file system", "The disk was mounted read-only"]);
+        assert_stderr(&ended, &["Read-only file system", "The disk is mounted read-only"]);
         assert_eq!(dir.link("last"), "step-20");
     }
 
@@ -390,7 +390,7 @@ mod with_mounts {
         let ended = cluster.wait(SOON).remove(0);
         assert_eq!(ended.code(), Some(0), "{ended:#?}");
         assert_stderr(&ended, &["No space left on device", "events were not written to metrics.jsonl"]);
-        assert_eq!(ended.stderr.matches("The run continues without the events").count(), 1, "{}", ended.stderr);
+        assert_eq!(ended.stderr.matches("The run continues, but events are missing").count(), 1, "{}", ended.stderr);
         // All lines are complete, and the last one is the end of the run.
         let lines: Vec<serde_json::Value> = text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.last().unwrap()["outcome"], "finished");
