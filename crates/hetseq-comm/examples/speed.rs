@@ -1,12 +1,14 @@
 //! Time of one reduction on loopback: `cargo run --release -p hetseq-comm --example speed`.
 //!
 //! Arguments: megabytes (440), ranks (2), rounds (5), algorithm (direct or ring), wire format (f32
-//! or bf16), `encrypt`, `late`. A development tool whose ranks are threads; `hetseq bench comm`
-//! runs them as processes.
+//! or bf16), `encrypt`. A development tool whose ranks are threads; `hetseq bench comm` runs them as
+//! processes.
 
 use std::time::Instant;
 
-use hetseq_comm::{Algorithm, Contribution, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, WireFormat};
+use hetseq_comm::{
+    Algorithm, CommError, Contribution, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, WireFormat,
+};
 
 fn main() {
     let argument = |at: usize, or: usize| std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(or);
@@ -32,8 +34,8 @@ fn run(
     rounds: usize,
     wire_format: WireFormat,
     algorithm: Algorithm,
-) -> Result<(), hetseq_comm::CommError> {
-    let [encrypt, late] = ["encrypt", "late"].map(|word| std::env::args().any(|text| text == word));
+) -> Result<(), CommError> {
+    let encrypt = std::env::args().any(|text| text == "encrypt");
     let options = Options { encrypt, secret: Secret::Given("on-this-machine-only".to_owned()), ..Options::default() };
     let mut group = Group::join(rank_env, &Identity::new(), &options)?;
     let mut data = vec![1.0f32; megabytes * 1_000_000 / 4];
@@ -41,14 +43,8 @@ fn run(
     for round in 0..rounds {
         group.barrier()?;
         let start = Instant::now();
-        if late {
-            let mut contribution = Some(Contribution::Both { note: Vec::new(), data });
-            data = group
-                .all_reduce_late::<hetseq_comm::CommError>(&shards, wire_format, algorithm, || Ok(contribution.take()))?
-                .data;
-        } else {
-            group.all_reduce(&mut data, &shards, wire_format, algorithm)?;
-        }
+        let mut contribution = Some(Contribution::Both { note: Vec::new(), data });
+        data = group.all_reduce::<CommError>(&shards, wire_format, algorithm, || Ok(contribution.take()))?.data;
         if group.rank() == 0 {
             eprintln!("round {round}: {:.2} ms", start.elapsed().as_secs_f64() * 1e3);
         }

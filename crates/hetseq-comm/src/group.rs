@@ -100,26 +100,15 @@ impl Group {
         reduce::all_gather_bytes(&mut self.mesh, bytes)
     }
 
-    /// Sums over ranks: afterwards `data` holds the sum on all of them, equal bit for bit. `shards`
-    /// says which rank adds which part: a rank with a slow link should own little or nothing. All
-    /// ranks must pass the same `shards`, `wire_format` and `algorithm`.
-    pub fn all_reduce(
-        &mut self,
-        data: &mut [f32],
-        shards: &Shards,
-        wire_format: WireFormat,
-        algorithm: Algorithm,
-    ) -> Result<(), CommError> {
-        self.check_shards("all_reduce", data.len(), shards)?;
-        reduce::all_reduce(&mut self.mesh, data, shards, wire_format, algorithm)
-    }
-
-    /// Computes the sum of [`Group::all_reduce`], with the same bits, on a rank that is still
-    /// computing its contribution. The rank waits inside this call, so that the exchange of the
-    /// others continues while it computes. `contribution` is called whenever something may have
-    /// changed (frames arrived, [`Waker::wake`]; at least once per second) until it returns this
-    /// rank's contribution. It must not block for long. An error from it ends the call, and the
-    /// group counts as failed: call [`Group::abort`] with a reason.
+    /// Sums over ranks and returns the sum on all of them, equal bit for bit. `shards` says which
+    /// rank adds which part: a rank with a slow link should own little or nothing. All ranks must
+    /// pass the same `shards`, `wire_format` and `algorithm`.
+    ///
+    /// A rank may call this while it still computes its contribution. It waits inside this call, so
+    /// that the exchange of the others continues while it computes. `contribution` is called
+    /// whenever something may have changed (frames arrived, [`Waker::wake`]; at least once per
+    /// second) until it returns this rank's contribution. It must not block for long. An error from
+    /// it ends the call, and the group counts as failed: call [`Group::abort`] with a reason.
     ///
     /// Contributions of other ranks to this rank's part are buffered until then, in memory that is
     /// kept for the next sum: at most `world - 1` times that part. On return this rank has
@@ -130,33 +119,23 @@ impl Group {
     ///
     /// All this holds for the direct algorithm. The ring first waits for the contributions of all
     /// ranks.
-    pub fn all_reduce_late<E: From<CommError>>(
+    pub fn all_reduce<E: From<CommError>>(
         &mut self,
         shards: &Shards,
         wire_format: WireFormat,
         algorithm: Algorithm,
         contribution: impl FnMut() -> Result<Option<Contribution>, E>,
     ) -> Result<Summed, E> {
-        self.check_shards("all_reduce_late", shards.len(), shards)?;
-        reduce::all_reduce_late(&mut self.mesh, shards, wire_format, algorithm, contribution)
+        if shards.world() != self.world() {
+            let what = format!("shards for {} ranks in a world of {}", shards.world(), self.world());
+            return Err(CommError::Misuse { operation: "all_reduce", what }.into());
+        }
+        reduce::all_reduce(&mut self.mesh, shards, wire_format, algorithm, contribution)
     }
 
-    /// Returns a handle that wakes this rank in [`Group::all_reduce_late`], from any thread.
+    /// Returns a handle that wakes this rank in [`Group::all_reduce`], from any thread.
     pub fn waker(&self) -> Waker {
         self.mesh.waker()
-    }
-
-    /// Sums over ranks: afterwards `data[shards.of(rank)]` holds the sum, added in rank order in
-    /// f32. The other parts are unspecified.
-    pub fn reduce_scatter(&mut self, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
-        self.check_shards("reduce_scatter", data.len(), shards)?;
-        reduce::reduce_scatter(&mut self.mesh, data, shards)
-    }
-
-    /// Copies every owner's part of `data` to all ranks.
-    pub fn all_gather(&mut self, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
-        self.check_shards("all_gather", data.len(), shards)?;
-        reduce::all_gather(&mut self.mesh, data, shards)
     }
 
     /// Copies the values of `root` to all ranks; the lengths must be equal.
@@ -195,19 +174,6 @@ impl Group {
     /// Leaves after the last collective: the others do not see it as a failure.
     pub fn close(mut self) {
         self.mesh.leave(LinkEnd::Goodbye);
-    }
-
-    fn check_shards(&self, operation: &'static str, len: usize, shards: &Shards) -> Result<(), CommError> {
-        if (shards.len(), shards.world()) == (len, self.world()) {
-            return Ok(());
-        }
-        let what = format!(
-            "shards of {} values for {} ranks do not match {len} values and {} ranks",
-            shards.len(),
-            shards.world(),
-            self.world()
-        );
-        Err(CommError::Misuse { operation, what })
     }
 
     fn check_root(&self, operation: &'static str, root: usize) -> Result<(), CommError> {

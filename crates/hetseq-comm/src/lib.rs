@@ -14,7 +14,7 @@
 //! ```
 //!
 //! ```
-//! use hetseq_comm::{Algorithm, Group, Options, Shards, WireFormat};
+//! use hetseq_comm::{Algorithm, CommError, Contribution, Group, Options, Shards, WireFormat};
 //!
 //! let groups = Group::local(2, &Options::default());
 //! let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
@@ -22,11 +22,14 @@
 //!         .into_iter()
 //!         .map(|mut group| {
 //!             scope.spawn(move || {
-//!                 let mut gradients = vec![1.0 + group.rank() as f32; 5];
+//!                 let gradients = vec![1.0 + group.rank() as f32; 5];
 //!                 let shards = Shards::even(gradients.len(), group.world());
-//!                 group.all_reduce(&mut gradients, &shards, WireFormat::F32, Algorithm::Auto)?;
+//!                 // Ready at once; a rank that still computes returns `None` until it is done.
+//!                 let mut own = Some(Contribution::Both { note: Vec::new(), data: gradients });
+//!                 let summed =
+//!                     group.all_reduce(&shards, WireFormat::F32, Algorithm::Auto, || Ok(own.take()))?;
 //!                 group.close();
-//!                 Ok::<_, hetseq_comm::CommError>(gradients)
+//!                 Ok::<_, CommError>(summed.data)
 //!             })
 //!         })
 //!         .collect();

@@ -51,7 +51,7 @@ impl Signal {
 }
 
 /// Wakes a rank's thread that sleeps in a collective, to check whether its contribution is ready:
-/// see [`crate::Group::all_reduce_late`]. May be used from any thread at any time, even if no
+/// see [`crate::Group::all_reduce`]. May be used from any thread at any time, even if no
 /// thread sleeps; never blocks.
 #[derive(Clone)]
 pub struct Waker(WakeTarget);

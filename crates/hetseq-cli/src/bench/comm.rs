@@ -1,4 +1,5 @@
-//! `hetseq bench comm`: times the all-reduce of a vector and verifies every timed sum.
+//! `hetseq bench comm`: times the all-reduce that training uses, with values that are ready on all
+//! ranks at once, and verifies every timed sum.
 //!
 //! By default this process starts the ranks on this machine. With the distributed flags of `train`,
 //! or `RANK` and its companions in the environment, this process is one of several ranks, for
@@ -8,7 +9,9 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use hetseq_comm::{Algorithm, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, WireFormat};
+use hetseq_comm::{
+    Algorithm, CommError, Contribution, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, WireFormat,
+};
 use hetseq_metrics::median;
 use hetseq_train::{Dtype, wire_format};
 use serde::Serialize;
@@ -185,7 +188,8 @@ fn time(
         fill(&mut data, rank + 1 + offset);
         group.barrier()?;
         let start = Instant::now();
-        group.all_reduce(&mut data, &shards, wire, algorithm)?;
+        let mut contribution = Some(Contribution::Both { note: Vec::new(), data });
+        data = group.all_reduce::<CommError>(&shards, wire, algorithm, || Ok(contribution.take()))?.data;
         // The first round is not timed: it pays for page faults and opens TCP's windows.
         if round > 0 {
             seconds.push(start.elapsed().as_secs_f64());

@@ -21,7 +21,7 @@ use crate::buffers::{Payload, Pool};
 
 /// Version of the protocol. It changes whenever two binaries could misread each other, so also with
 /// [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 5;
+pub(crate) const PROTOCOL: u8 = 6;
 const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 36;
 /// The largest payload; a length above it is rejected before anything is allocated.
@@ -41,30 +41,24 @@ pub(crate) enum FrameKind {
     Goodbye = 2,
     Abort = 3,
     AllGatherBytes = 16,
-    ReduceScatter = 17,
-    AllGather = 18,
     Broadcast = 19,
     BroadcastBytes = 20,
     Barrier = 21,
     AllReduce = 22,
-    AllReduceLate = 23,
     MeasureLinks = 24,
 }
 
 impl FrameKind {
-    const ALL: [FrameKind; 13] = [
+    const ALL: [FrameKind; 10] = [
         FrameKind::Handshake,
         FrameKind::Heartbeat,
         FrameKind::Goodbye,
         FrameKind::Abort,
         FrameKind::AllGatherBytes,
-        FrameKind::ReduceScatter,
-        FrameKind::AllGather,
         FrameKind::Broadcast,
         FrameKind::BroadcastBytes,
         FrameKind::Barrier,
         FrameKind::AllReduce,
-        FrameKind::AllReduceLate,
         FrameKind::MeasureLinks,
     ];
 
@@ -76,13 +70,10 @@ impl FrameKind {
             FrameKind::Goodbye => "goodbye",
             FrameKind::Abort => "abort",
             FrameKind::AllGatherBytes => "all_gather_bytes",
-            FrameKind::ReduceScatter => "reduce_scatter",
-            FrameKind::AllGather => "all_gather",
             FrameKind::Broadcast => "broadcast",
             FrameKind::BroadcastBytes => "broadcast_bytes",
             FrameKind::Barrier => "barrier",
             FrameKind::AllReduce => "all_reduce",
-            FrameKind::AllReduceLate => "all_reduce_late",
             FrameKind::MeasureLinks => "measure_links",
         }
     }

@@ -1,240 +1,191 @@
-//! The direct algorithm: every part goes to its owner, which adds it and sends the result to all
-//! ranks.
+//! The direct algorithm of an all-reduce: every part goes to its owner, which adds it and sends the
+//! result to all ranks.
 //!
 //! The owner adds in rank order, in f32, with its own contribution at its own position, so a sum
 //! does not depend on which rank was faster: repeated runs and all ranks agree bit for bit. If the
 //! wire format rounds, the owner rounds its own copy of the result as well, or the replicas would
 //! differ.
 //!
-//! Two ranks first send each other their contributions, then the results of their own parts, in
-//! chunks. A result is sent as soon as its chunk is complete, while later contributions still
-//! arrive, so the link never idles between the two halves. Reducing, gathering and broadcasting are
-//! the same exchange with one half left out.
+//! No rank waits for another to start. A rank that is done sends. One that still computes receives
+//! contributions to its part and adds up those of lower ranks; those of higher ranks must wait for
+//! its own. A rank that has everything it needs returns and leaves what others have not received
+//! yet in the queues of its links.
+//!
+//! Two ranks send each other, in this order: the contributions to the peer's part, the results of
+//! their own part, the note. A result is sent as soon as its piece is complete, while later
+//! contributions still arrive. The note is last because it may be ready last: values never wait for
+//! it. Called by `all_reduce.rs`.
 
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::buffers::Payload;
 use crate::codec::Codec;
 use crate::error::CommError;
+use crate::frame::CHUNK_BYTES;
 use crate::mesh::{Exchange, Mesh};
 use crate::outgoing::CollectiveStep;
 use crate::shards::Shards;
 
+use super::ALL_GATHER_LIMIT_BYTES;
 use super::chunks::Chunks;
+use super::own_contribution::{Contribution, Fault, NewParts, OwnContribution};
 use super::pieces::{self, Results};
 
-/// The ranks that contribute to the parts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Contributors {
-    /// All ranks: a sum.
-    All,
-    /// Only the owner: its part is already complete.
-    Owners,
-    /// One rank has all values.
-    Root(usize),
-}
+/// More than are received at a time, so that buffered pieces are added while more arrive.
+const ADDED_AT_ONCE: usize = 2;
 
-/// One exchange by the direct algorithm.
-pub(super) struct Direct<'a> {
+/// The exchange of the direct algorithm.
+pub(super) struct Direct<F> {
     rank: usize,
-    data: &'a mut [f32],
     codec: Codec,
-    from: Contributors,
-    /// Whether results are sent to all ranks.
-    returns: bool,
+    pub(super) own: OwnContribution<F>,
+    /// This rank's values, once it has contributed; they become the sum in place.
+    pub(super) data: Vec<f32>,
+    /// The note in frames, for all peers; empty until it is ready.
+    note: Vec<Arc<Payload>>,
     /// Per rank: the pieces of its part.
     chunks: Vec<Chunks>,
-    /// Per rank: the progress of the traffic with it.
-    peers: Vec<Progress>,
-    /// Number of complete pieces of this rank's part.
-    complete: usize,
-    /// The rank whose contribution to the next piece is added next, and the sum of those before
-    /// this rank's.
-    turn: usize,
-    before: Vec<f32>,
+    /// Per rank, including this one: the progress of the traffic with it.
+    peers: Vec<Peer>,
+    /// Per rank: the number of pieces of its contribution to this rank's part that are added. Each
+    /// rank's pieces wait for those of the rank before it, so that the sum is
+    /// `((r0 + r1) + r2) + ...`; the count of the last rank is the number of complete pieces.
+    added: Vec<usize>,
+    /// Sums of the lower ranks, for the pieces to which this rank's contribution is not added yet.
+    sums: VecDeque<Vec<f32>>,
     encoded: Results,
+    /// This rank has everything it needs, and everything it sends is queued.
+    is_done: bool,
 }
 
-/// The traffic with one peer, in pieces.
-#[derive(Clone, Copy, Default)]
-struct Progress {
-    /// Contributions to its part that were sent.
+/// The traffic with one rank, in pieces.
+#[derive(Default)]
+struct Peer {
+    /// Queued for it: contributions to its part, results of this rank's part, and frames of the
+    /// note.
     given: usize,
-    /// Its contributions to this rank's part that were added.
-    added: usize,
-    /// Results of this rank's part that were sent to it.
     returned: usize,
-    /// Results of its part that were received.
+    notes_sent: usize,
+    /// The part of its note that has arrived, and whether that is all.
+    note: Vec<u8>,
+    has_note: bool,
+    /// The number of its contributions received, and those that are not added yet.
+    taken: usize,
+    pending: VecDeque<Arc<Payload>>,
+    /// The number of results of its part received.
     received: usize,
 }
 
-impl<'a> Direct<'a> {
-    pub(super) fn new(
-        mesh: &Mesh,
-        data: &'a mut [f32],
-        shards: &Shards,
-        codec: Codec,
-        from: Contributors,
-        returns: bool,
-    ) -> Direct<'a> {
+impl<F> Direct<F> {
+    pub(super) fn new(mesh: &Mesh, shards: &Shards, codec: Codec, own: OwnContribution<F>) -> Direct<F> {
         let (rank, world) = (mesh.rank, mesh.world());
         let chunks: Vec<Chunks> = (0..world).map(|owner| Chunks::of(shards.of(owner), shards.len(), world)).collect();
-        let mut direct = Direct {
+        // Keep the memory of this update for the next: allocating costs more than adding.
+        mesh.pool.raise_max_spare((chunks[rank].count() + 8) * world);
+        Direct {
             rank,
-            data,
             codec,
-            from,
-            returns,
+            own,
+            data: Vec::new(),
+            note: Vec::new(),
             chunks,
-            peers: vec![Progress::default(); world],
-            complete: 0,
-            turn: 0,
-            before: Vec::new(),
+            peers: (0..world).map(|_| Peer::default()).collect(),
+            added: vec![0; world],
+            sums: VecDeque::new(),
             encoded: Results::default(),
-        };
-        if !(0..world).any(|other| other != rank && direct.contributes(other)) && from != Contributors::All {
-            direct.complete = direct.chunks[rank].count();
-        }
-        direct
-    }
-
-    /// Returns whether `rank` contributes to parts that it does not own.
-    fn contributes(&self, rank: usize) -> bool {
-        match self.from {
-            Contributors::All => true,
-            Contributors::Owners => false,
-            Contributors::Root(root) => rank == root,
+            is_done: false,
         }
     }
 
-    /// Returns the number of contributions that this rank sends to the owner `peer`.
-    fn to_give(&self, peer: usize) -> usize {
-        if self.contributes(self.rank) { self.chunks[peer].count() } else { 0 }
+    /// Returns the notes of all ranks, in rank order.
+    pub(super) fn take_notes(&mut self) -> Vec<Vec<u8>> {
+        self.peers.iter_mut().map(|peer| std::mem::take(&mut peer.note)).collect()
     }
 
-    /// Returns the number of contributions that this rank receives from `peer`.
-    fn to_add(&self, peer: usize) -> usize {
-        if self.contributes(peer) { self.chunks[self.rank].count() } else { 0 }
+    fn has_contributed(&self) -> bool {
+        self.own.ready.is_some()
     }
 
-    /// Returns whether results are sent to `rank`; the root of a broadcast has all values already.
-    fn wants_results(&self, rank: usize) -> bool {
-        self.returns && self.from != Contributors::Root(rank)
+    /// Returns the number of complete pieces of this rank's part.
+    fn complete(&self) -> usize {
+        self.added[self.added.len() - 1]
     }
 
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    fn others(&self) -> impl Iterator<Item = usize> + use<F> {
         pieces::others(self.rank, self.peers.len())
     }
 
-    /// Queues the next piece for `peer`, if one is ready.
-    fn queue(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
-        let Progress { given, returned, .. } = self.peers[peer];
-        let (owner, index) = if given < self.to_give(peer) {
-            (peer, given)
-        } else if self.wants_results(peer) && returned < self.complete {
-            (self.rank, returned)
-        } else {
-            return Ok(false);
-        };
-        if !mesh.has_room(step, peer)? {
+    /// Returns whether all results of this rank's part are queued for `peer`.
+    fn has_returned(&self, peer: usize) -> bool {
+        self.peers[peer].returned == self.chunks[self.rank].count()
+    }
+
+    /// Stores the note, so that it can be sent.
+    fn set_note(&mut self, note: Vec<u8>) {
+        self.note = note.chunks(CHUNK_BYTES).map(|piece| Payload::new(piece.to_vec())).collect();
+        if self.note.is_empty() {
+            self.note.push(Payload::new(Vec::new()));
+        }
+        self.peers[self.rank].note = note;
+    }
+
+    /// Queues the next piece for `peer`, if one is ready and there is room or `all` is set.
+    fn queue(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize, all: bool) -> Result<bool, CommError> {
+        let Peer { given, returned, notes_sent, .. } = self.peers[peer];
+        let (to_give, notes) = (self.chunks[peer].count(), self.note.len());
+        let can_send_note = self.has_returned(peer) && notes_sent < notes;
+        if !self.has_contributed() || given == to_give && returned == self.complete() && !can_send_note {
             return Ok(false);
         }
-        let payload = if owner == peer {
+        if !mesh.has_room(step, peer)? && !all {
+            return Ok(false);
+        }
+        let (payload, last) = if given < to_give {
             self.peers[peer].given += 1;
-            self.encode(mesh, owner, index)
-        } else {
+            (self.encode(mesh, peer, given), self.chunks[peer].is_last(given))
+        } else if returned < self.complete() {
             self.peers[peer].returned += 1;
-            self.result(mesh, index)
+            (self.result(mesh, returned), self.chunks[self.rank].is_last(returned))
+        } else {
+            self.peers[peer].notes_sent += 1;
+            (self.note[notes_sent].clone(), notes_sent + 1 == notes)
         };
-        mesh.send(step, peer, self.chunks[owner].is_last(index), payload);
+        mesh.send(step, peer, last, payload);
         Ok(true)
     }
 
     fn encode(&self, mesh: &Mesh, owner: usize, index: usize) -> Arc<Payload> {
-        pieces::encode(mesh, self.codec, self.data, &self.chunks[owner].get(index))
+        pieces::encode(mesh, self.codec, &self.data, &self.chunks[owner].get(index))
     }
 
     /// Returns a result of this rank's part, encoded once for all peers that are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
         let range = self.chunks[self.rank].get(index);
-        self.encoded.get(index, || pieces::encode(mesh, self.codec, self.data, &range))
+        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.data, &range))
     }
 
-    /// Adds the contributions that arrived for this rank's part, in rank order:
-    /// `((r0 + r1) + r2) + ...`. Those of lower ranks are summed in `before`; from this rank's turn
-    /// on the sum is in place, since `a + b` has the same bits as `b + a`.
-    fn add(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
-        let mut moved = false;
-        while self.complete < self.chunks[self.rank].count() {
-            let range = self.chunks[self.rank].get(self.complete);
-            while self.turn < self.peers.len() {
-                if self.turn == self.rank {
-                    if self.turn > 0 && self.from == Contributors::All {
-                        let own = &mut self.data[range.clone()];
-                        own.iter_mut().zip(&self.before).for_each(|(own, before)| *own += before);
-                    }
-                } else if self.contributes(self.turn) {
-                    let Some(payload) = self.piece(mesh, step, self.turn, self.rank, self.complete)? else {
-                        return Ok(moved);
-                    };
-                    self.add_contribution(&range, &payload);
-                    self.peers[self.turn].added += 1;
-                }
-                moved = true;
-                self.turn += 1;
+    /// Takes the next frame of `peer`, if one has arrived that this rank can use now.
+    fn take(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
+        let Peer { has_note, taken, received, .. } = self.peers[peer];
+        if taken < self.chunks[self.rank].count() {
+            let Some(payload) = self.piece(mesh, step, peer, self.rank, taken)? else { return Ok(false) };
+            self.peers[peer].pending.push_back(payload);
+            self.peers[peer].taken += 1;
+        } else if received < self.chunks[peer].count() {
+            if !self.has_contributed() {
+                return Ok(false);
             }
-            if self.returns {
-                self.codec.round(&range, &mut self.data[range.clone()]);
-            }
-            self.turn = 0;
-            self.complete += 1;
-        }
-        Ok(moved)
-    }
-
-    /// Adds one contribution of another rank.
-    fn add_contribution(&mut self, range: &Range<usize>, payload: &Payload) {
-        let own = &mut self.data[range.clone()];
-        let (copy, add) = (|to: &mut f32, value| *to = value, |to: &mut f32, value| *to += value);
-        if self.from != Contributors::All {
-            self.codec.decode(range, payload, own, copy);
-        } else if self.turn > self.rank {
-            self.codec.decode(range, payload, own, add);
+            let Some(payload) = self.piece(mesh, step, peer, peer, received)? else { return Ok(false) };
+            self.receive(mesh, step, peer, &payload)?;
+        } else if !has_note {
+            let Some(frame) = mesh.take(step, peer)? else { return Ok(false) };
+            super::append(mesh, step, peer, &mut self.peers[peer].note, &frame, ALL_GATHER_LIMIT_BYTES)?;
+            self.peers[peer].has_note = frame.last;
         } else {
-            self.before.resize(range.len(), 0.0);
-            // The first is copied: adding it to zero would turn -0.0 into 0.0.
-            if self.turn == 0 {
-                self.codec.decode(range, payload, &mut self.before, copy);
-            } else {
-                self.codec.decode(range, payload, &mut self.before, add);
-            }
+            return Ok(false);
         }
-    }
-
-    /// Receives the results of `peer` that have arrived.
-    fn receive(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
-        let mut moved = false;
-        // Its contributions come first on the same link.
-        while self.expects_results(peer) && self.peers[peer].added == self.to_add(peer) {
-            let Progress { received, given, .. } = self.peers[peer];
-            let Some(payload) = self.piece(mesh, step, peer, peer, received)? else { break };
-            let range = self.chunks[peer].get(received);
-            if received >= given && self.to_give(peer) > 0 {
-                // This cannot be the sum yet, and would overwrite what this rank has still to
-                // contribute.
-                let sent = format!("the result of values {range:?}");
-                return Err(mesh.wrong_size(step, peer, sent, "no result before our contribution".to_owned()));
-            }
-            self.codec.decode(&range, &payload, &mut self.data[range.clone()], |to, value| *to = value);
-            self.peers[peer].received += 1;
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    fn expects_results(&self, peer: usize) -> bool {
-        self.wants_results(self.rank) && self.peers[peer].received < self.chunks[peer].count()
+        Ok(true)
     }
 
     /// Returns the next frame from `peer`, which must be that piece of the part of `owner`.
@@ -248,39 +199,133 @@ impl<'a> Direct<'a> {
     ) -> Result<Option<Arc<Payload>>, CommError> {
         pieces::receive(mesh, step, peer, self.codec, &self.chunks[owner], index)
     }
-}
 
-impl Exchange for Direct<'_> {
-    type Error = CommError;
+    /// Stores a result of the part of `peer`.
+    fn receive(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize, payload: &Payload) -> Result<(), CommError> {
+        let Peer { given, received, .. } = self.peers[peer];
+        let range = self.chunks[peer].get(received);
+        if received >= given {
+            // This cannot be the sum yet, and would overwrite what this rank has still to
+            // contribute.
+            let sent = format!("the result of values {range:?}");
+            return Err(mesh.wrong_size(step, peer, sent, "no result before our contribution".to_owned()));
+        }
+        let values = &mut self.data[range.clone()];
+        self.codec.decode(&range, payload, values, |to, value| *to = value);
+        self.peers[peer].received += 1;
+        Ok(())
+    }
 
-    fn advance(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, CommError> {
-        let mut moved = false;
-        // One piece per peer in turn, so that all links have something to send as early as
-        // possible.
-        loop {
+    /// Adds the next piece of the contribution of `rank`, if it is there and it is its turn.
+    fn add(&mut self, mesh: &Mesh, rank: usize) -> bool {
+        let index = self.added[rank];
+        let before = rank.checked_sub(1).map_or_else(|| self.chunks[self.rank].count(), |before| self.added[before]);
+        if index >= before || rank == self.rank && !self.has_contributed() {
+            return false;
+        }
+        let range = self.chunks[self.rank].get(index);
+        let (copy, add) = (|to: &mut f32, value| *to = value, |to: &mut f32, value| *to += value);
+        if rank == self.rank {
+            if let Some(sum) = self.sums.pop_front() {
+                // `a + b` has the same bits as `b + a`.
+                self.data[range.clone()].iter_mut().zip(&sum).for_each(|(own, before)| *own += before);
+                mesh.pool.give_sum(sum);
+            }
+        } else {
+            let Some(payload) = self.peers[rank].pending.pop_front() else { return false };
+            if rank > self.rank {
+                self.codec.decode(&range, &payload, &mut self.data[range.clone()], add);
+            } else if rank == 0 {
+                // Copied: adding it to zero would turn -0.0 into 0.0.
+                let mut sum = mesh.pool.take_sum(range.len());
+                self.codec.decode(&range, &payload, &mut sum, copy);
+                self.sums.push_back(sum);
+            } else {
+                self.codec.decode(&range, &payload, &mut self.sums[index - self.added[self.rank]], add);
+            }
+        }
+        self.added[rank] += 1;
+        if self.added.len() == rank + 1 {
+            self.codec.round(&range, &mut self.data[range.clone()]);
+        }
+        true
+    }
+
+    /// Returns whether this rank still needs something from `peer`.
+    fn is_late(&self, peer: usize) -> bool {
+        let Peer { has_note, taken, received, .. } = self.peers[peer];
+        !has_note || taken < self.chunks[self.rank].count() || received < self.chunks[peer].count()
+    }
+
+    /// Queues the rest and finishes, once this rank has everything it needs: its results and its
+    /// note are then all that others can wait for. One piece per peer in turn, so that the peers
+    /// share the encoded results.
+    fn finish(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<(), CommError> {
+        if !self.own.is_complete()
+            || self.complete() < self.chunks[self.rank].count()
+            || self.others().any(|peer| self.is_late(peer))
+        {
+            return Ok(());
+        }
+        while let Some(furthest_behind) = self.others().min_by_key(|&peer| self.peers[peer].returned) {
+            let at = self.peers[furthest_behind].returned;
             let mut queued = false;
-            for peer in self.others() {
-                queued |= self.queue(mesh, step, peer)?;
+            for peer in self.others().filter(|&peer| self.peers[peer].returned == at).collect::<Vec<_>>() {
+                queued |= self.queue(mesh, step, peer, true)?;
             }
             if !queued {
                 break;
             }
-            moved = true;
         }
-        moved |= self.add(mesh, step)?;
+        self.is_done = true;
+        Ok(())
+    }
+}
+
+impl<F, E> Exchange for Direct<F>
+where
+    F: FnMut() -> Result<Option<Contribution>, E>,
+{
+    type Error = Fault<E>;
+
+    /// Does a little of each task per call, so that none waits long for another.
+    fn advance(&mut self, mesh: &Mesh, step: CollectiveStep) -> Result<bool, Fault<E>> {
+        let mut moved = false;
+        let NewParts { data, note } = self.own.poll(mesh)?;
+        moved |= data.is_some() || note.is_some();
+        if let Some(data) = data {
+            self.data = data;
+        }
+        if let Some(note) = note {
+            self.set_note(note);
+        }
+        // In rank order, so that a piece is added while it is in the cache. Before anything is
+        // queued, so that a result that arrives before this rank's contribution is detected.
+        for rank in 0..self.peers.len() {
+            if rank != self.rank {
+                moved |= self.take(mesh, step, rank)?;
+            }
+            for _ in 0..ADDED_AT_ONCE {
+                moved |= self.add(mesh, rank);
+            }
+        }
         for peer in self.others() {
-            moved |= self.receive(mesh, step, peer)?;
+            moved |= self.queue(mesh, step, peer, false)?;
         }
+        self.finish(mesh, step)?;
         Ok(moved)
     }
 
     fn awaited(&self) -> Option<usize> {
-        let own = self.chunks[self.rank].count();
-        let late = |peer: usize| self.peers[peer].added < self.to_add(peer) || self.expects_results(peer);
-        let unsent = |peer: usize| {
-            let Progress { given, returned, .. } = self.peers[peer];
-            given < self.to_give(peer) || self.wants_results(peer) && returned < own
-        };
-        self.others().find(|&peer| late(peer)).or_else(|| self.others().find(|&peer| unsent(peer)))
+        let late = self.others().find(|&peer| self.is_late(peer)).or_else(|| self.others().next());
+        late.filter(|_| !self.is_done)
+    }
+
+    fn is_computing(&self) -> bool {
+        !self.own.is_complete()
+    }
+
+    fn leaves_unsent(&self) -> bool {
+        true
     }
 }

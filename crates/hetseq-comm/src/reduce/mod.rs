@@ -1,13 +1,14 @@
 //! The collectives, each an exchange that `mesh.rs` drives. Called by `group.rs`, which checks the
 //! arguments, and by `measure.rs`.
 //!
-//! Floats use one of two algorithms: `direct.rs`, where every part goes to its owner and back, and
-//! `ring.rs`, where parts travel from neighbour to neighbour. Bytes are small and go to all ranks
-//! directly.
+//! Sums (`all_reduce.rs`) use one of two algorithms: `direct.rs`, where every part goes to its owner
+//! and back, and `ring.rs`, where parts travel from neighbour to neighbour. Bytes are small and go
+//! to all ranks directly.
 
+mod all_reduce;
+mod broadcast;
 mod chunks;
 mod direct;
-mod late;
 mod own_contribution;
 mod pieces;
 mod ring;
@@ -16,19 +17,18 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::{Codec, WireFormat};
+use crate::codec::WireFormat;
 use crate::error::CommError;
 use crate::frame::{FRAME_LIMIT_BYTES, Frame, FrameError, FrameKind};
 use crate::mesh::{Exchange, Mesh};
 use crate::outgoing::{CollectiveStep, Outgoing};
 use crate::shards::Shards;
 
-pub use late::Summed;
-pub(crate) use late::all_reduce_late;
+pub use all_reduce::Summed;
+pub(crate) use all_reduce::all_reduce;
 pub use own_contribution::Contribution;
 
-use direct::{Contributors, Direct};
-use ring::Ring;
+use broadcast::Broadcast;
 
 /// `all_gather_bytes` is for headers; larger data has an owner or a root.
 pub(crate) const ALL_GATHER_LIMIT_BYTES: usize = FRAME_LIMIT_BYTES;
@@ -83,51 +83,9 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Afterwards all ranks hold the sum over ranks.
-pub(crate) fn all_reduce(
-    mesh: &mut Mesh,
-    data: &mut [f32],
-    shards: &Shards,
-    wire_format: WireFormat,
-    algorithm: Algorithm,
-) -> Result<(), CommError> {
-    // A single rank has the sum already, and nothing is sent that would need rounding.
-    if mesh.world() == 1 {
-        return Ok(());
-    }
-    mesh.run(FrameKind::AllReduce, |mesh, step| match algorithm.choose(wire_format, shards) {
-        Algorithm::Ring => mesh.drive(step, &mut Ring::new(mesh, data, shards)),
-        _ => mesh.drive(
-            step,
-            &mut Direct::new(mesh, data, shards, Codec::new(wire_format, shards.len()), Contributors::All, true),
-        ),
-    })
-}
-
-/// Afterwards this rank's part holds the sum over ranks.
-pub(crate) fn reduce_scatter(mesh: &mut Mesh, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
-    let codec = Codec::new(WireFormat::F32, data.len());
-    mesh.run(FrameKind::ReduceScatter, |mesh, step| {
-        mesh.drive(step, &mut Direct::new(mesh, data, shards, codec, Contributors::All, false))
-    })
-}
-
-/// Copies every owner's part to all ranks.
-pub(crate) fn all_gather(mesh: &mut Mesh, data: &mut [f32], shards: &Shards) -> Result<(), CommError> {
-    let codec = Codec::new(WireFormat::F32, data.len());
-    mesh.run(FrameKind::AllGather, |mesh, step| {
-        mesh.drive(step, &mut Direct::new(mesh, data, shards, codec, Contributors::Owners, true))
-    })
-}
-
-/// Copies the root's values to all ranks. They are scattered over all ranks, which pass their parts
-/// on, so that the root sends them once and not once per rank.
+/// Copies the root's values to all ranks.
 pub(crate) fn broadcast(mesh: &mut Mesh, root: usize, data: &mut [f32]) -> Result<(), CommError> {
-    let codec = Codec::new(WireFormat::F32, data.len());
-    let shards = Shards::even(data.len(), mesh.world());
-    mesh.run(FrameKind::Broadcast, |mesh, step| {
-        mesh.drive(step, &mut Direct::new(mesh, data, &shards, codec, Contributors::Root(root), true))
-    })
+    mesh.run(FrameKind::Broadcast, |mesh, step| mesh.drive(step, &mut Broadcast::new(mesh, root, data)))
 }
 
 /// Returns the root's bytes on all ranks; the data of the others is dropped.

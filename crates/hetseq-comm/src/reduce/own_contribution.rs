@@ -1,6 +1,6 @@
 //! The contribution of this rank to a sum that it enters before the contribution is ready.
 //!
-//! Used by `late.rs`, which sends it.
+//! Used by `direct.rs`, which sends it, and by `all_reduce.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -95,7 +95,7 @@ where
             Some(Contribution::Data(data)) => (Some(data), None),
             Some(Contribution::Note(note)) => (None, Some(note)),
         };
-        let misuse = |what| CommError::Misuse { operation: "all_reduce_late", what };
+        let misuse = |what| CommError::Misuse { operation: "all_reduce", what };
         if data.is_some() == self.ready.is_some() {
             return Err(misuse("the values must be returned once, before the note".to_owned()).into());
         }

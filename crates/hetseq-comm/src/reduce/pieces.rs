@@ -1,5 +1,5 @@
-//! Encoding, caching and checking of pieces of a vector, for the two exchanges through owners,
-//! `direct.rs` and `late.rs`.
+//! Encoding, caching and checking of pieces of a vector, for the exchanges through owners:
+//! `direct.rs` and `broadcast.rs`.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -16,7 +16,7 @@ use crate::shards::Shards;
 const LEN: usize = 4_000_000;
 
 fn late(sequence: u64, last: bool, payload: Vec<u8>) -> Vec<u8> {
-    bytes_of(&Frame { kind: FrameKind::AllReduceLate, last, sequence, payload: Payload::new(payload) }, GENERATION)
+    bytes_of(&Frame { kind: FrameKind::AllReduce, last, sequence, payload: Payload::new(payload) }, GENERATION)
 }
 
 /// Returns what rank 1 sends to rank 0, which owns everything: its contribution of ones and its
@@ -38,7 +38,7 @@ fn ready_contribution() -> Option<Contribution> {
 
 fn sum(mesh: &mut Mesh, mut contribution: impl FnMut() -> Option<Contribution>) -> Result<reduce::Summed, CommError> {
     let shards = Shards::weighted(LEN, &[1.0, 0.0]);
-    reduce::all_reduce_late(mesh, &shards, WireFormat::F32, Algorithm::Direct, || Ok::<_, CommError>(contribution()))
+    reduce::all_reduce(mesh, &shards, WireFormat::F32, Algorithm::Direct, || Ok::<_, CommError>(contribution()))
 }
 
 #[test]
@@ -78,8 +78,7 @@ fn values_do_not_wait_for_the_note() {
             let note = || has_values.load(Ordering::Acquire).then(|| Contribution::Note(b"own".to_vec()));
             Ok::<_, CommError>(data.take().map(Contribution::Data).or_else(note))
         };
-        let summed =
-            reduce::all_reduce_late(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap();
+        let summed = reduce::all_reduce(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap();
         assert_eq!((summed.data, summed.notes), (vec![2.0; 2], vec![b"own".to_vec(), b"note".to_vec()]));
     });
 }
@@ -114,8 +113,7 @@ fn a_result_before_the_own_contribution_is_rejected() {
         let ready = start.elapsed() > Duration::from_millis(1_500);
         Ok::<_, CommError>(ready.then(|| Contribution::Both { note: Vec::new(), data: vec![1.0; 2] }))
     };
-    let error =
-        reduce::all_reduce_late(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap_err();
+    let error = reduce::all_reduce(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap_err();
     assert!(error.to_string().contains("no result before our contribution"), "{error}");
 }
 
@@ -129,12 +127,12 @@ fn a_peer_that_is_lost_is_reported_while_this_rank_computes() {
             socket.write_all(&bytes[..sent.min(bytes.len())]).unwrap();
         });
         let text = sum(&mut mesh, || None).unwrap_err().to_string();
-        assert!(text.starts_with("rank 1 (beta) left during all_reduce_late at update 7"), "{text}");
+        assert!(text.starts_with("rank 1 (beta) left during all_reduce at update 7"), "{text}");
         peer.join().unwrap();
     }
     let (mut mesh, _socket) = rank_and_socket(&short(200, 60_000));
     let text = sum(&mut mesh, || None).unwrap_err().to_string();
-    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.44 s during all_reduce_late"), "{text}");
+    assert!(text.starts_with("rank 1 (beta) sent nothing for 0.44 s during all_reduce"), "{text}");
     let (mut mesh, mut socket) = rank_and_socket(&short(60_000, 60_000));
     socket.write_all(&late(1, false, vec![0; CHUNK_BYTES])).unwrap();
     socket.write_all(&bytes_of(&Frame::control(FrameKind::Abort, b"enough".to_vec()), GENERATION)).unwrap();

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use hetseq_comm::{CommError, Group, Options, Shards};
+use hetseq_comm::{Algorithm, CommError, Group, Options, Shards, WireFormat};
 
-use crate::ranks::{TRANSPORTS, Transport, groups, on_each, options};
+use crate::ranks::{TRANSPORTS, Transport, all_reduce, groups, on_each, options};
+
+const DIRECT: (WireFormat, Algorithm) = (WireFormat::F32, Algorithm::Direct);
 
 fn hold_until(flag: &AtomicBool) {
     let start = Instant::now();
@@ -25,15 +27,14 @@ fn a_rank_that_dies_in_a_collective_is_named() {
                 sleep(Duration::from_millis(100));
                 return String::new();
             }
-            let mut data = vec![1.0; 3_000_000];
-            let shards = Shards::even(data.len(), 3);
-            group.reduce_scatter(&mut data, &shards).unwrap_err().to_string()
+            let len = 3_000_000;
+            all_reduce(&mut group, vec![1.0; len], &Shards::even(len, 3), DIRECT).unwrap_err().to_string()
         });
         let host = if transport == Transport::Local { "host0" } else { "host2" };
         for text in &failures[..2] {
             // Either the rank noticed it itself or received the report of the other survivor, which
             // was faster.
-            let expected = format!("rank 2 ({host}) left during reduce_scatter at update 8,412");
+            let expected = format!("rank 2 ({host}) left during all_reduce at update 8,412");
             assert!(text.contains(&expected), "{transport:?}: {text}");
         }
     }
@@ -186,11 +187,11 @@ fn a_rank_that_hangs_is_named_with_its_phase() {
             if group.rank() == 1 {
                 return hold_until(&reported);
             }
-            let error = group.all_gather(&mut [0.0; 4], &Shards::even(4, 2)).unwrap_err();
+            let error = all_reduce(&mut group, vec![0.0; 4], &Shards::even(4, 2), DIRECT).unwrap_err();
             reported.store(true, Ordering::Release);
             let text = error.to_string();
             assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{text}");
-            assert!(text.contains("0.3 s during all_gather at update 3"), "{text}");
+            assert!(text.contains("0.3 s during all_reduce at update 3"), "{text}");
         });
     }
 }

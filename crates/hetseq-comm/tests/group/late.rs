@@ -1,5 +1,4 @@
-//! Sums with late contributions have the same bits as other sums, in whatever order ranks
-//! contribute.
+//! Sums with late contributions have the bits of the reference, in whatever order ranks contribute.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use hetseq_comm::{Algorithm, CommError, Contribution, Group, Options, Shards, Summed, Waker, WireFormat};
 
-use crate::collectives::{bits, values};
 use crate::ranks::{PLAIN_TRANSPORTS, TRANSPORTS, Transport, groups, on_each, options};
+use crate::reference::{self, bits, values};
 
 /// A rank that misses a wake sleeps this long (`mesh.rs`).
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -35,7 +34,7 @@ fn sum_late(
         } else {
             scope.spawn(computing);
         }
-        group.all_reduce_late(shards, wire_format, algorithm, || Ok(ready.lock().unwrap().take()))
+        group.all_reduce(shards, wire_format, algorithm, || Ok(ready.lock().unwrap().take()))
     })
 }
 
@@ -69,13 +68,14 @@ fn compare(transport: Transport, world: usize, len: usize, delays: &(dyn Fn(usiz
         (Shards::even(len, world), WireFormat::F32, Algorithm::Ring),
         (Shards::weighted(len, &unequal), WireFormat::F32, Algorithm::Direct),
     ];
+    let ranks: Vec<Vec<f32>> = (0..world).map(|rank| with_zeros(rank, len)).collect();
     on_each(groups(transport, world, options), |mut group| {
         let rank = group.rank();
         let mut sums = Vec::new();
         // One right after the other, so that frames left in the queues by one sum overlap with the
         // next.
         for (round, (shards, wire_format, algorithm)) in cases.iter().enumerate() {
-            let contribution = Contribution::Both { note: note(round, rank), data: with_zeros(rank, len) };
+            let contribution = Contribution::Both { note: note(round, rank), data: ranks[rank].clone() };
             let summed =
                 sum_late(&mut group, shards, (*wire_format, *algorithm), contribution, delays(round, rank)).unwrap();
             let notes: Vec<_> = (0..world).map(|rank| note(round, rank)).collect();
@@ -83,16 +83,15 @@ fn compare(transport: Transport, world: usize, len: usize, delays: &(dyn Fn(usiz
             sums.push(summed.data);
         }
         for (round, (shards, wire_format, algorithm)) in cases.iter().enumerate() {
-            let mut data = with_zeros(rank, len);
-            group.all_reduce(&mut data, shards, *wire_format, *algorithm).unwrap();
-            assert!(bits(&data) == bits(&sums[round]), "{transport:?}, world {world}, length {len}, case {round}");
+            let expected = reference::sum(&ranks, shards, *wire_format, *algorithm);
+            assert!(bits(&expected) == bits(&sums[round]), "{transport:?}, world {world}, length {len}, case {round}");
         }
         group.close();
     });
 }
 
 #[test]
-fn late_sums_have_the_same_bits() {
+fn late_sums_have_the_bits_of_the_reference() {
     for transport in PLAIN_TRANSPORTS {
         for world in 1..=5 {
             for len in [0, 3, 1_001, 800_003] {
@@ -176,7 +175,7 @@ fn an_own_error_is_returned_and_reported_to_the_others() {
                 let shards = Shards::even(500_000, 3);
                 if group.rank() == 1 {
                     let error =
-                        group.all_reduce_late(&shards, WireFormat::F32, algorithm, || Err(SumError::Own)).unwrap_err();
+                        group.all_reduce(&shards, WireFormat::F32, algorithm, || Err(SumError::Own)).unwrap_err();
                     assert!(matches!(error, SumError::Own));
                     let again = group.barrier().unwrap_err();
                     assert!(matches!(again, CommError::AlreadyFailed { .. }), "{again}");
@@ -186,7 +185,7 @@ fn an_own_error_is_returned_and_reported_to_the_others() {
                 let is_early = group.rank() == 0;
                 let contribute = || is_early.then(|| Contribution::Both { note: vec![7], data: vec![1.0; 500_000] });
                 let error = group
-                    .all_reduce_late(&shards, WireFormat::F32, algorithm, || Ok::<_, SumError>(contribute()))
+                    .all_reduce(&shards, WireFormat::F32, algorithm, || Ok::<_, SumError>(contribute()))
                     .unwrap_err();
                 let SumError::Comm(error) = error else { panic!("{error:?}") };
                 assert!(error.to_string().contains("out of memory on cuda:0"), "{transport:?}: {error}");
@@ -209,7 +208,7 @@ fn a_rank_that_gives_up_is_reported_to_computing_and_waiting_ranks() {
                 group.at("update 12");
                 let (shards, rank) = (Shards::even(900_000, 3), group.rank());
                 let contribute = || Ok(Some(Contribution::Both { note: vec![1], data: vec![0.0; 900_000] }));
-                let result = group.all_reduce_late(&shards, WireFormat::F32, Algorithm::Direct, || match rank {
+                let result = group.all_reduce(&shards, WireFormat::F32, Algorithm::Direct, || match rank {
                     0 => contribute(),
                     // Rank 2 waits in vain for rank 1, which never finishes computing, or fails
                     // itself.
@@ -223,10 +222,7 @@ fn a_rank_that_gives_up_is_reported_to_computing_and_waiting_ranks() {
                         let text = error.to_string();
                         let why = if has_contributed { "made no progress" } else { "failed to compute its part" };
                         assert!(text.contains(why), "{transport:?} rank {rank}: {text}");
-                        assert!(
-                            text.contains("during all_reduce_late at update 12"),
-                            "{transport:?} rank {rank}: {text}"
-                        );
+                        assert!(text.contains("during all_reduce at update 12"), "{transport:?} rank {rank}: {text}");
                     }
                     Ok(_) => panic!("{transport:?} rank {rank} got a sum"),
                 }
@@ -249,7 +245,7 @@ fn computing_has_no_limit_but_waiting_for_others_has() {
             };
             // Both compute longer than the limit, which is not an error.
             let after = Duration::from_millis(1_100);
-            group.all_reduce_late::<CommError>(&shards, WireFormat::F32, Algorithm::Direct, slow(after)).unwrap();
+            group.all_reduce::<CommError>(&shards, WireFormat::F32, Algorithm::Direct, slow(after)).unwrap();
             if group.rank() == 1 {
                 while !reported.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(30) {
                     sleep(Duration::from_millis(5));
@@ -257,7 +253,7 @@ fn computing_has_no_limit_but_waiting_for_others_has() {
                 return;
             }
             let error =
-                group.all_reduce_late(&shards, WireFormat::F32, Algorithm::Direct, slow(Duration::ZERO)).unwrap_err();
+                group.all_reduce(&shards, WireFormat::F32, Algorithm::Direct, slow(Duration::ZERO)).unwrap_err();
             reported.store(true, Ordering::Release);
             assert!(matches!(error, CommError::NoProgress { rank: 1, .. }), "{error}");
         });
@@ -270,15 +266,14 @@ fn invalid_contributions_are_rejected() {
     let sum_with = |note: usize, len: usize| {
         let mut group = Group::alone();
         let mut contribution = Some(Contribution::Both { note: vec![0; note], data: vec![0.0; len] });
-        group.all_reduce_late::<CommError>(&shards, WireFormat::F32, Algorithm::Auto, || Ok(contribution.take()))
+        group.all_reduce::<CommError>(&shards, WireFormat::F32, Algorithm::Auto, || Ok(contribution.take()))
     };
     assert_eq!(sum_with(0, 4).unwrap().data, [0.0; 4]);
     for rejected in [sum_with(0, 3), sum_with((64 << 20) + 1, 4)] {
         assert!(matches!(rejected, Err(CommError::Misuse { .. })));
     }
     let mut group = Group::alone();
-    let rejected =
-        group.all_reduce_late::<CommError>(&Shards::even(4, 2), WireFormat::F32, Algorithm::Auto, || Ok(None));
+    let rejected = group.all_reduce::<CommError>(&Shards::even(4, 2), WireFormat::F32, Algorithm::Auto, || Ok(None));
     assert!(matches!(rejected, Err(CommError::Misuse { .. })));
     group.barrier().unwrap();
 }

@@ -11,6 +11,7 @@ mod late;
 mod link_speeds;
 mod outage;
 mod ranks;
+mod reference;
 mod rejections;
 mod rendezvous;
 mod secrets;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use hetseq_comm::{Algorithm, Group, Identity, Options, Shards, WireFormat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::ranks::{options, rank_env};
+use crate::ranks::{all_reduce, options, rank_env};
 
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
@@ -114,7 +114,7 @@ fn a_short_outage_is_survived_while_gradients_travel() {
         let mut is_last = false;
         while !is_last {
             is_last = group.all_gather_bytes(&[u8::from(is_back.load(Ordering::Acquire))]).unwrap()[0] == [1];
-            group.all_reduce(&mut gradients, &shards, WireFormat::F32, Algorithm::Auto).unwrap();
+            gradients = all_reduce(&mut group, gradients, &shards, (WireFormat::F32, Algorithm::Auto)).unwrap();
         }
         group.close();
     });

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use hetseq_comm::{CommError, Group, Identity, Options, RankEnv, Rendezvous, Secret};
+use hetseq_comm::{
+    Algorithm, CommError, Contribution, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, WireFormat,
+};
 
 /// The transport of a group under test.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,4 +88,15 @@ pub(crate) fn on_each<T: Send>(groups: Vec<Group>, body: impl Fn(Group) -> T + S
         let ranks: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || body(group))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// Sums values that are ready, without a note.
+pub(crate) fn all_reduce(
+    group: &mut Group,
+    data: Vec<f32>,
+    shards: &Shards,
+    (wire_format, algorithm): (WireFormat, Algorithm),
+) -> Result<Vec<f32>, CommError> {
+    let mut contribution = Some(Contribution::Both { note: Vec::new(), data });
+    Ok(group.all_reduce::<CommError>(shards, wire_format, algorithm, || Ok(contribution.take()))?.data)
 }

@@ -180,7 +180,7 @@ impl<T: Task> Trainer<T> {
         let sources =
             ContributionSources { devices: &mut self.session.devices, loader: &self.loader, stop: &self.stop };
         let mut contribution = RankContribution::new(sources, header, (rank, label), next.is_some());
-        let summed = self.session.group.all_reduce_late(&shards, wire, algorithm, || contribution.next())?;
+        let summed = self.session.group.all_reduce(&shards, wire, algorithm, || contribution.next())?;
         let RankContribution { loaded, adding, data_wait, .. } = contribution;
         self.timings.rank = RankTime {
             host_micros: adding.as_micros() as u64,

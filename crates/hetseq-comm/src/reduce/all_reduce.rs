@@ -1,0 +1,65 @@
+//! The all-reduce: waits for this rank's contribution, then sums by one of two algorithms
+//! (`direct.rs`, `ring.rs`). Called by `Group::all_reduce`.
+//!
+//! Only the direct algorithm starts before this rank has contributed. The ring has nothing to add
+//! to before that: it waits, then exchanges the notes, then the values.
+
+use std::time::Duration;
+
+use crate::codec::{Codec, WireFormat};
+use crate::error::CommError;
+use crate::frame::FrameKind;
+use crate::mesh::Mesh;
+use crate::shards::Shards;
+
+use super::Algorithm;
+use super::direct::Direct;
+use super::own_contribution::{Awaiting, Contribution, Fault, OwnContribution};
+use super::ring::Ring;
+
+/// The result of [`crate::Group::all_reduce`].
+#[derive(Clone, Debug)]
+pub struct Summed {
+    /// The notes of all ranks, in rank order.
+    pub notes: Vec<Vec<u8>>,
+    /// The sum, in the memory of this rank's contribution.
+    pub data: Vec<f32>,
+    /// Time asleep since this rank contributed, waiting for other ranks or for links.
+    pub waited: Duration,
+    /// The rest of the time since this rank contributed.
+    pub busy: Duration,
+}
+
+/// See [`crate::Group::all_reduce`].
+pub(crate) fn all_reduce<E: From<CommError>>(
+    mesh: &mut Mesh,
+    shards: &Shards,
+    wire_format: WireFormat,
+    algorithm: Algorithm,
+    contribution: impl FnMut() -> Result<Option<Contribution>, E>,
+) -> Result<Summed, E> {
+    let own = OwnContribution::new(contribution, shards.len());
+    // A single rank has the sum already, and nothing is sent that would need rounding.
+    let is_direct = mesh.world() > 1 && algorithm.choose(wire_format, shards) == Algorithm::Direct;
+    let summed = mesh.run(FrameKind::AllReduce, |mesh, step| {
+        if is_direct {
+            let mut direct = Direct::new(mesh, shards, Codec::new(wire_format, shards.len()), own);
+            mesh.drive(step, &mut direct)?;
+            return Ok((direct.take_notes(), direct.data, direct.own.ready));
+        }
+        let mut awaiting = Awaiting { rank: mesh.rank, own, data: Vec::new(), note: Vec::new() };
+        mesh.drive(step, &mut awaiting)?;
+        Ok((vec![awaiting.note], awaiting.data, awaiting.own.ready))
+    });
+    let (mut notes, mut data, ready) = summed.map_err(|fault| match fault {
+        Fault::Own(error) => error,
+        Fault::Group(error) => error.into(),
+    })?;
+    if !is_direct {
+        notes = super::all_gather_bytes(mesh, &notes[0])?;
+        mesh.run(FrameKind::AllReduce, |mesh, step| mesh.drive(step, &mut Ring::new(mesh, &mut data, shards)))?;
+    }
+    let (waited, took) =
+        ready.map_or_else(Default::default, |ready| (mesh.time_asleep - ready.time_asleep, ready.at.elapsed()));
+    Ok(Summed { notes, data, waited, busy: took.saturating_sub(waited) })
+}
