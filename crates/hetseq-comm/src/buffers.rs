@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::frame::CHUNK_BYTES;
-use crate::link::locked;
+use crate::lock::locked;
 
 /// Smaller buffers are left to the allocator.
 const SMALLEST_BYTES: usize = CHUNK_BYTES / 4;

@@ -3,13 +3,13 @@
 //! Checks arguments and delegates: joining to `rendezvous/`, collectives to `reduce/`, waiting and
 //! failures to `mesh.rs`. The trainer owns one group and calls it from one thread.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::codec::WireFormat;
+use crate::connection::Connection;
 use crate::error::CommError;
+use crate::heartbeat_timing::HeartbeatTiming;
 use crate::identity::Identity;
-use crate::link::LinkEnd;
 use crate::link_speeds::LinkSpeed;
 use crate::mesh::Mesh;
 use crate::options::Options;
@@ -18,7 +18,8 @@ use crate::reduce::{self, ALL_GATHER_LIMIT_BYTES, Algorithm, Contribution, MESSA
 use crate::rendezvous::LateJoin;
 use crate::shards::Shards;
 use crate::signal::Waker;
-use crate::{local, measure, rendezvous};
+use crate::transport::LinkEnd;
+use crate::{connection, measure, rendezvous, stream};
 
 /// The ranks that train together. Immutable: a change of membership is a new group.
 ///
@@ -38,18 +39,26 @@ impl std::fmt::Debug for Group {
 
 impl Group {
     /// A group of one rank: every collective returns at once, without sockets or threads.
-    pub fn alone() -> Group {
-        let options = Options::default();
-        let hosts = vec![options.shown_name()];
-        Group { mesh: Mesh::new(0, 0, hosts, vec![None], Arc::default(), &options), _late_join: None }
+    pub fn alone() -> Result<Group, CommError> {
+        Group::in_process(0, vec![None], &Options::default())
     }
 
-    /// The `local` transport: one group per thread of this process, in rank order.
-    pub fn local(world: usize, options: &Options) -> Vec<Group> {
-        local::meshes(world, &options.bounded()).into_iter().map(|mesh| Group { mesh, _late_join: None }).collect()
+    /// A group whose ranks are threads of this process, in rank order, connected by socketpairs;
+    /// for tests and demonstrations. Heartbeats and limits are those of any group.
+    pub fn local(world: usize, options: &Options) -> Result<Vec<Group>, CommError> {
+        let connections = connection::between_threads(world)?.into_iter().enumerate();
+        connections.map(|(rank, connections)| Group::in_process(rank, connections, &options.bounded())).collect()
     }
 
-    /// The `tcp` transport: joins the other ranks and returns when all are connected to all.
+    fn in_process(rank: usize, connections: Vec<Option<Connection>>, options: &Options) -> Result<Group, CommError> {
+        let hosts = vec![options.shown_name(); connections.len()];
+        // A socketpair loses nothing that would have to be repeated.
+        let timing = HeartbeatTiming::of(options.silence, Duration::ZERO);
+        let mesh = stream::mesh(rank, 0, hosts, connections, timing, options)?;
+        Ok(Group { mesh, _late_join: None })
+    }
+
+    /// Joins the other ranks over TCP and returns when all are connected to all.
     ///
     /// Blocks for at most about `options.join` until rank 0 is reached and, if rank 0 started late,
     /// for as long again until all ranks have joined, plus the time to connect the ranks to each
@@ -61,7 +70,7 @@ impl Group {
             return Err(CommError::RankEnv { problem });
         }
         if *world == 1 {
-            return Ok(Group::alone());
+            return Group::alone();
         }
         tracing::debug!(?rank_env, "joining the other ranks");
         let (mesh, late_join) = rendezvous::join(rank_env, identity, &options.bounded())?;

@@ -28,7 +28,6 @@ impl HeartbeatTiming {
         HeartbeatTiming { silence, retry: socket::longest_retry() }
     }
 
-    #[cfg(test)]
     pub(crate) const fn of(silence: Duration, retry: Duration) -> HeartbeatTiming {
         HeartbeatTiming { silence, retry }
     }

@@ -10,13 +10,14 @@
 //! RankEnv::find -> Group::join -> measure_links -> all_reduce, broadcast, ... -> close or abort
 //! rank_env/        rendezvous/    measure.rs       reduce/                       group.rs
 //!
-//! reduce/ runs over mesh.rs, which runs over link.rs: local.rs (threads) or tcp/ (sockets).
+//! reduce/ runs over mesh.rs, which runs over the trait in transport.rs. stream/ implements it over
+//! sockets: TCP connections, or socketpairs between threads.
 //! ```
 //!
 //! ```
 //! use hetseq_comm::{Algorithm, CommError, Contribution, Group, Options, Shards, WireFormat};
 //!
-//! let groups = Group::local(2, &Options::default());
+//! let groups = Group::local(2, &Options::default())?;
 //! let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
 //!     let ranks: Vec<_> = groups
 //!         .into_iter()
@@ -36,6 +37,7 @@
 //!     ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
 //! });
 //! assert_eq!(sums, vec![vec![3.0; 5]; 2]);
+//! # Ok::<_, CommError>(())
 //! ```
 
 mod buffers;
@@ -47,13 +49,10 @@ mod frame;
 #[cfg(test)]
 mod fuzz_frames;
 mod group;
-mod heartbeat;
 mod heartbeat_timing;
 mod identity;
-mod link;
 mod link_speeds;
-mod local;
-mod local_channel;
+mod lock;
 mod measure;
 mod mesh;
 mod options;
@@ -66,7 +65,8 @@ mod secret_file;
 mod shards;
 mod signal;
 mod socket;
-mod tcp;
+mod stream;
+mod transport;
 
 pub use codec::WireFormat;
 pub use error::{CommError, Phase};

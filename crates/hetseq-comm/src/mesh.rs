@@ -1,25 +1,19 @@
 //! All links of one rank, and the one place where it waits for them.
 //!
 //! `reduce/` implements the collectives over this, each as an [`Exchange`] that [`Mesh::drive`]
-//! runs to its end. The transport is not visible here. The rank's own thread does everything: while
-//! it waits it checks the health of *every* link, so a dead peer is reported even if another one is
-//! awaited.
+//! runs to its end. How frames move is the [`Transport`]'s business. The rank's own thread does
+//! everything: while it waits it checks the health of *every* link, so a dead peer is reported even
+//! if another one is awaited.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buffers::{Payload, Pool};
-use crate::connection::Connection;
 use crate::error::{CommError, Phase};
 use crate::frame::{Frame, FrameError, FrameKind};
-use crate::heartbeat::Heartbeat;
-use crate::heartbeat_timing::HeartbeatTiming;
-use crate::link::{Link, LinkEnd, Received, locked};
-use crate::local_channel::Notify;
-use crate::options::Options;
 use crate::outgoing::CollectiveStep;
-use crate::signal::{Signal, Waker};
-use crate::tcp::{self, TcpLink};
+use crate::signal::Waker;
+use crate::transport::{LinkEnd, Received, Transport};
 
 /// How long a failed rank waits for peers to receive its reason.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -45,7 +39,7 @@ pub(crate) trait Exchange {
     }
 
     /// Returns whether it may end before all queued frames have left: the next collective or the
-    /// heartbeat thread writes the rest.
+    /// transport sends the rest.
     fn leaves_unsent(&self) -> bool {
         false
     }
@@ -70,15 +64,7 @@ pub(crate) struct Mesh {
     /// One name per rank, this one included.
     pub(crate) hosts: Vec<String>,
     pub(crate) context: String,
-    /// One per rank; `None` at the index of this rank.
-    links: Vec<Option<Link>>,
-    /// The links that are sockets: all or none.
-    tcp_links: Vec<Arc<Mutex<TcpLink>>>,
-    heartbeat: Option<Heartbeat>,
-    /// Notified when a channel has a frame or room, or by a [`Waker`].
-    notify: Arc<Notify>,
-    /// Raised by a [`Waker`] if the links are sockets.
-    signal: Option<Arc<Signal>>,
+    transport: Box<dyn Transport>,
     /// Memory for the frames of all links.
     pub(crate) pool: Arc<Pool>,
     progress: Duration,
@@ -90,54 +76,27 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// A mesh over `links`, which wake `notify`.
+    /// A mesh over `transport`, which takes the memory for its frames from `pool`.
     pub(crate) fn new(
         rank: usize,
         generation: u64,
         hosts: Vec<String>,
-        links: Vec<Option<Link>>,
-        notify: Arc<Notify>,
-        options: &Options,
+        transport: Box<dyn Transport>,
+        pool: Arc<Pool>,
+        progress: Duration,
     ) -> Mesh {
         Mesh {
             rank,
             generation,
             hosts,
             context: String::new(),
-            pool: Pool::new(links.len()),
-            links,
-            tcp_links: Vec::new(),
-            heartbeat: None,
-            notify,
-            signal: None,
-            progress: options.progress,
+            transport,
+            pool,
+            progress,
             time_asleep: Duration::ZERO,
             sequence: 0,
             failure: None,
         }
-    }
-
-    /// A mesh over sockets, one per other rank. `timing` is that of all ranks combined.
-    pub(crate) fn over_tcp(
-        rank: usize,
-        generation: u64,
-        hosts: Vec<String>,
-        connections: Vec<Option<Connection>>,
-        timing: HeartbeatTiming,
-        options: &Options,
-    ) -> Result<Mesh, CommError> {
-        let mut mesh = Mesh::new(rank, generation, hosts, Vec::new(), Arc::default(), options);
-        mesh.pool = Pool::new(connections.len());
-        mesh.signal = Some(Signal::new()?);
-        for connection in connections {
-            let link = connection
-                .map(|connection| TcpLink::new(connection, generation, &mesh.pool, timing, options))
-                .transpose()?;
-            mesh.tcp_links.extend(link.clone());
-            mesh.links.push(link.map(Link::Tcp));
-        }
-        mesh.heartbeat = Some(Heartbeat::start(mesh.tcp_links.clone(), timing.interval())?);
-        Ok(mesh)
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -162,12 +121,9 @@ impl Mesh {
         }
         self.sequence += 1;
         let step = CollectiveStep { kind, sequence: self.sequence };
-        tcp::set_in_collective(&self.tcp_links, true);
+        self.transport.attend(true);
         let result = body(self, step);
-        tcp::set_in_collective(&self.tcp_links, false);
-        if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.unsent().is_some()) {
-            heartbeat.wake();
-        }
+        self.transport.attend(false);
         if let Err(error) = &result {
             self.failure = Some(error.reason());
         }
@@ -179,9 +135,8 @@ impl Mesh {
         let start = Instant::now();
         let mut progress = start;
         loop {
-            let seen = self.notify.count();
             let moved = exchange.advance(self, step)?;
-            let moved = tcp::write_all(&self.tcp_links) || moved;
+            let moved = self.transport.flush() || moved;
             let unsent = || if exchange.leaves_unsent() { None } else { self.unsent() };
             let Some(awaited) = exchange.awaited().or_else(unsent) else { return Ok(()) };
             if moved || exchange.is_computing() {
@@ -195,36 +150,27 @@ impl Mesh {
             if left.is_zero() {
                 return Err(self.no_progress(step, awaited).into());
             }
-            self.time_asleep += self.wait(seen, start, left.min(LONGEST_SLEEP));
-        }
-    }
-
-    /// Sleeps until something may have changed; returns the time slept.
-    fn wait(&self, seen: u64, reading_since: Instant, limit: Duration) -> Duration {
-        match &self.signal {
-            Some(signal) => tcp::await_traffic(&self.tcp_links, Some(signal), reading_since, limit),
-            None => self.notify.wait(seen, limit),
+            self.time_asleep += self.transport.wait(start, left.min(LONGEST_SLEEP));
         }
     }
 
     /// Returns a peer for which queued frames have not left yet.
     pub(crate) fn unsent(&self) -> Option<usize> {
-        self.links().find(|(_, link)| !link.is_flushed()).map(|(peer, _)| peer)
+        self.peers().find(|&peer| !self.transport.is_flushed(peer))
     }
 
     /// Returns a handle that wakes this rank's thread.
     pub(crate) fn waker(&self) -> Waker {
-        self.signal.as_ref().map_or_else(|| Waker::of_local(&self.notify), Waker::of_sockets)
+        self.transport.waker()
     }
 
     /// Returns whether a frame can be queued for the peer now. A peer that said goodbye has failed,
     /// too, if it leaves before it has taken its part.
     pub(crate) fn has_room(&self, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
-        let Some(Some(link)) = self.links.get(peer) else { return Ok(false) };
-        if link.has_room() {
+        if self.transport.has_room(peer) {
             return Ok(true);
         }
-        match link.ended() {
+        match self.transport.ended(peer) {
             Some(end) => Err(self.ended(step, peer, end)),
             None => Ok(false),
         }
@@ -234,15 +180,12 @@ impl Mesh {
     /// this rank sends.
     pub(crate) fn send(&self, step: CollectiveStep, peer: usize, last: bool, payload: Arc<Payload>) {
         let CollectiveStep { kind, sequence } = step;
-        if let Some(Some(link)) = self.links.get(peer) {
-            link.push(Frame { kind, last, sequence, payload });
-        }
+        self.transport.push(peer, &Frame { kind, last, sequence, payload });
     }
 
     /// Returns the next frame of this step from the peer, if it has arrived.
     pub(crate) fn take(&self, step: CollectiveStep, peer: usize) -> Result<Option<Frame>, CommError> {
-        let Some(Some(link)) = self.links.get(peer) else { return Ok(None) };
-        match link.next() {
+        match self.transport.next(peer) {
             Received::Frame(frame) => self.in_step(step, peer, frame).map(Some),
             Received::Ended(end) => Err(self.ended(step, peer, end)),
             Received::Nothing => Ok(None),
@@ -251,41 +194,17 @@ impl Mesh {
 
     /// Sends the end to all peers and waits until they have received it.
     pub(crate) fn leave(&mut self, end: LinkEnd) {
-        self.heartbeat = None;
         // Before a goodbye, data that peers need may still be in flight, which takes a while over a
         // slow link. A dead peer ends the wait by its silence.
         let limit = if end == LinkEnd::Goodbye { self.progress } else { ABORT_TIMEOUT };
-        for (_, link) in self.links() {
-            match link {
-                Link::Local { outgoing, incoming } => {
-                    outgoing.end(end.clone());
-                    incoming.close_receiver();
-                }
-                Link::Tcp(link) => locked(link).queue_end(&end),
-            }
-        }
-        let start = Instant::now();
-        loop {
-            let closed = self.tcp_links.iter().filter(|link| locked(link).is_closed()).count() == self.tcp_links.len();
-            let left = limit.saturating_sub(start.elapsed());
-            if closed || left.is_zero() {
-                break;
-            }
-            tcp::await_traffic(&self.tcp_links, None, start, left);
-        }
-        self.tcp_links.clear();
-        self.links.clear();
-    }
-
-    fn links(&self) -> impl Iterator<Item = (usize, &Link)> {
-        self.links.iter().enumerate().filter_map(|(peer, link)| Some((peer, link.as_ref()?)))
+        self.transport.part(&end, limit);
     }
 
     /// A peer that failed is reported even if nothing is awaited from it. A peer that said goodbye
     /// has done its part and may be gone while others finish.
     fn check_health(&self, step: CollectiveStep) -> Result<(), CommError> {
-        for (peer, link) in self.links() {
-            match link.ended() {
+        for peer in self.peers() {
+            match self.transport.ended(peer) {
                 None | Some(LinkEnd::Goodbye) => {}
                 Some(end) => return Err(self.ended(step, peer, end)),
             }

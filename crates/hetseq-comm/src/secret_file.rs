@@ -16,7 +16,7 @@ use std::sync::Mutex;
 
 use hetseq_fs::AtomicFile;
 
-use crate::link::locked;
+use crate::lock::locked;
 use crate::secret::random;
 
 /// Longer files are not ours.

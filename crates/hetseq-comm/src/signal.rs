@@ -1,15 +1,18 @@
 //! A wake-up for a thread that sleeps on sockets: a pipe that is polled with them.
 //!
 //! If it is raised before the sleep, the sleep ends at once. Raised a thousand times, the pipe
-//! holds one byte. The thread of a rank has one that any thread may raise through a [`Waker`];
-//! `heartbeat.rs` has its own. The local transport uses [`Notify`] instead.
+//! holds one byte. `stream/` has one per rank, which any thread may raise through a [`Waker`], and
+//! one for the heartbeat thread.
 
 use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::Socket;
 
 use crate::error::CommError;
-use crate::local_channel::Notify;
 
 /// A pipe that holds at most one byte.
 pub(crate) struct Signal {
@@ -35,48 +38,45 @@ impl Signal {
         while matches!((&self.writer).write(&[1]), Err(error) if error.kind() == ErrorKind::Interrupted) {}
     }
 
-    /// Returns the end to poll for reading. When it is readable, call [`Signal::clear`], then check
-    /// what has changed.
-    pub(crate) fn pipe(&self) -> &PipeReader {
-        &self.reader
-    }
-
     /// Resets the signal; only for the thread that polls, when the pipe is readable. The byte is
     /// read before the flag is cleared: a thread that raises in between writes no byte, but its
     /// change is already visible to the check that follows.
-    pub(crate) fn clear(&self) {
+    fn clear(&self) {
         while matches!((&self.reader).read(&mut [0]), Err(error) if error.kind() == ErrorKind::Interrupted) {}
         self.is_raised.swap(false, Ordering::AcqRel);
     }
 }
 
-/// Wakes a rank's thread that sleeps in a collective, to check whether its contribution is ready:
-/// see [`crate::Group::all_reduce`]. May be used from any thread at any time, even if no
-/// thread sleeps; never blocks.
-#[derive(Clone)]
-pub struct Waker(WakeTarget);
-
-#[derive(Clone)]
-enum WakeTarget {
-    Notify(Arc<Notify>),
-    Signal(Arc<Signal>),
+/// Sleeps until a socket is ready for what it is polled for, the signal is raised, or `limit` has
+/// passed; returns the time slept. The signal is reset: the caller then checks what has changed.
+pub(crate) fn sleep(sockets: &[(Arc<Socket>, PollFlags)], signal: Option<&Signal>, limit: Duration) -> Duration {
+    let mut watched: Vec<PollFd<'_>> = sockets.iter().map(|(socket, flags)| PollFd::new(socket, *flags)).collect();
+    watched.extend(signal.map(|signal| PollFd::new(&signal.reader, PollFlags::IN)));
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let start = Instant::now();
+    // A system signal may end it early, which does no harm.
+    let _ = poll(&mut watched, Some(&limit));
+    let slept = start.elapsed();
+    if let Some(signal) = signal.filter(|_| watched.last().is_some_and(|pipe| pipe.revents().contains(PollFlags::IN))) {
+        signal.clear();
+    }
+    slept
 }
 
-impl Waker {
-    pub(crate) fn of_local(notify: &Arc<Notify>) -> Waker {
-        Waker(WakeTarget::Notify(notify.clone()))
-    }
+/// Wakes a rank's thread that sleeps in a collective, to check whether its contribution is ready:
+/// see [`crate::Group::all_reduce`]. May be used from any thread at any time, even if no thread
+/// sleeps; never blocks.
+#[derive(Clone)]
+pub struct Waker(Arc<Signal>);
 
-    pub(crate) fn of_sockets(signal: &Arc<Signal>) -> Waker {
-        Waker(WakeTarget::Signal(signal.clone()))
+impl Waker {
+    pub(crate) fn new(signal: &Arc<Signal>) -> Waker {
+        Waker(signal.clone())
     }
 
     /// Wakes the thread, or ends its next sleep at once.
     pub fn wake(&self) {
-        match &self.0 {
-            WakeTarget::Notify(notify) => notify.notify(),
-            WakeTarget::Signal(signal) => signal.raise(),
-        }
+        self.0.raise();
     }
 }
 
@@ -88,17 +88,7 @@ impl std::fmt::Debug for Waker {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
-    use crate::tcp::await_traffic;
-
-    /// Returns how long a sleep of at most `limit` takes.
-    fn sleep(signal: &Signal, limit: Duration) -> Duration {
-        let start = Instant::now();
-        await_traffic(&[], Some(signal), start, limit);
-        start.elapsed()
-    }
 
     #[test]
     fn many_raises_end_one_sleep() {
@@ -106,8 +96,8 @@ mod tests {
         for _ in 0..3 {
             // More often than a pipe can hold bytes.
             (0..100_000).for_each(|_| signal.raise());
-            assert!(sleep(&signal, Duration::from_secs(1)) < Duration::from_millis(500));
-            assert!(sleep(&signal, Duration::from_millis(50)) >= Duration::from_millis(50));
+            assert!(sleep(&[], Some(&signal), Duration::from_secs(1)) < Duration::from_millis(500));
+            assert!(sleep(&[], Some(&signal), Duration::from_millis(50)) >= Duration::from_millis(50));
         }
     }
 
@@ -132,7 +122,7 @@ mod tests {
                 if is_set.swap(false, Ordering::AcqRel) {
                     seen += 1;
                 } else {
-                    sleep(&signal, Duration::from_secs(1));
+                    sleep(&[], Some(&signal), Duration::from_secs(1));
                 }
             }
         });

@@ -1,6 +1,6 @@
 //! Sockets: listening and connecting, the choice of address, interface and port, and TCP options.
 //!
-//! Thin over `socket2`; no protocol. Called by `rendezvous/` and `tcp/`.
+//! Thin over `socket2`; no protocol. Called by `rendezvous/` and `stream/`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -150,6 +150,18 @@ pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std
     Ok(stream)
 }
 
+/// Writes like `TcpStream::write`, to any stream socket: a closed connection is an error and never
+/// SIGPIPE, also in a program that has restored the default of that signal. The `write` of `socket2`
+/// and every `write_vectored` would raise it.
+pub(crate) fn write(socket: &Socket, bytes: &[u8]) -> std::io::Result<usize> {
+    // Apple's systems have an option of the socket instead, which is set where it is created.
+    #[cfg(target_vendor = "apple")]
+    const FLAGS: libc::c_int = 0;
+    #[cfg(not(target_vendor = "apple"))]
+    const FLAGS: libc::c_int = libc::MSG_NOSIGNAL;
+    socket.send_with_flags(bytes, FLAGS)
+}
+
 /// Keepalive settings of a waiting connection: silence before the first probe, and the interval
 /// between probes. On Linux nine probes without an answer end the connection.
 const KEEPALIVE: TcpKeepalive =
@@ -186,10 +198,10 @@ pub(crate) fn longest_retry() -> Duration {
 /// network is back; for connections with heartbeats. `limit` must also cover a peer that is alive
 /// but does not read, because the system ends a connection that could not send for that long.
 /// Options that the system does not support are left unchanged.
-pub(crate) fn set_user_timeout(stream: &TcpStream, limit: Duration) {
+pub(crate) fn set_user_timeout(socket: &Socket, limit: Duration) {
     // With bounded pauses alone, the system would count retries and give up after 15 seconds.
-    if set_millis(stream, USER_TIMEOUT, limit).is_ok() {
-        _ = set_millis(stream, RTO_MAX, BOUNDED_RETRY);
+    if set_millis(socket, USER_TIMEOUT, limit).is_ok() {
+        _ = set_millis(socket, RTO_MAX, BOUNDED_RETRY);
     }
 }
 

@@ -13,7 +13,7 @@
 //!
 //! whose nonces are counters on both sides: a record that was changed, replayed, dropped or
 //! reordered does not decrypt. This module knows neither frames nor deadlines. `rendezvous/auth.rs`
-//! creates an [`Encryption`]; `rendezvous/handshake.rs` and `tcp/` use it.
+//! creates an [`Encryption`]; `rendezvous/handshake.rs` and `stream/` use it.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The unit on the wire: a fixed header of 36 bytes, then the payload.
 //!
 //! Pure encoding and decoding, plus reading one frame from any `Read`. It knows neither sockets nor
-//! deadlines: `tcp/` uses it for links, `rendezvous/handshake.rs` for the handshake.
+//! deadlines: `stream/` uses it for links, `rendezvous/handshake.rs` for the handshake.
 //!
 //! ```text
 //! 0..4 magic   4 version   5 kind   6 flags (bit 0: last frame of its message)   7 zero
@@ -26,6 +26,8 @@ const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 36;
 /// The largest payload; a length above it is rejected before anything is allocated.
 pub(crate) const FRAME_LIMIT_BYTES: usize = 64 << 20;
+/// Longer reasons in an abort are cut.
+pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
 /// Messages are split into frames of at most this size. It is large enough that headers and
 /// wake-ups cost nothing, and small enough that sending, receiving and adding overlap and a frame
 /// stays in the cache in between.

@@ -17,7 +17,7 @@ use super::HANDSHAKE_TIMEOUT;
 use super::handshake::{Handshake, HandshakeError, canonical};
 use super::limits::{AcceptDecision, AcceptLimits, OpenConnection, decide};
 use crate::error::CommError;
-use crate::link::locked;
+use crate::lock::locked;
 use crate::socket;
 
 /// Pause after a failed `accept` or thread start, for example without free file descriptors.

@@ -43,7 +43,7 @@ use super::peer::{self, JoinFailure};
 use super::rank0::{self, Interruption, Listening};
 use super::{JoinContext, Joined, Reminder};
 use crate::error::CommError;
-use crate::link::locked;
+use crate::lock::locked;
 use crate::secret::{Credentials, SecretKey, random};
 use crate::secret_file::hex;
 use crate::socket;

@@ -15,12 +15,11 @@ use super::refusal::Refusal;
 use crate::connection::Connection;
 use crate::encryption::{DecryptedReader, Encryption};
 use crate::error::{CommError, shown, shown_line};
-use crate::frame::{Accept, Frame, FrameError, FrameKind, ReadError, read_frame};
+use crate::frame::{Accept, Frame, FrameError, FrameKind, REASON_LIMIT_BYTES, ReadError, read_frame};
 use crate::heartbeat_timing::HeartbeatTiming;
 use crate::identity::Identity;
 use crate::secret::{Nonce, Proof, SecretKind};
 use crate::socket;
-use crate::tcp::REASON_LIMIT_BYTES;
 
 /// The largest message from a peer that is not authenticated: auth requests and refusals are
 /// shorter.
@@ -217,7 +216,7 @@ impl Handshake {
         // If keepalive stays on, a peer may be declared dead sooner than `silence` says. That is no
         // reason to fail.
         _ = socket::set_keepalive(&self.stream, false);
-        Connection { stream: self.stream, encryption: self.encryption }
+        Connection { socket: self.stream.into(), encryption: self.encryption }
     }
 
     pub(super) fn send(&mut self, message: &Message) -> Result<(), HandshakeError> {

@@ -45,6 +45,7 @@ use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::rank_env::{RankEnv, Rendezvous};
 use crate::secret::Secret;
+use crate::{socket, stream};
 
 /// Timeout for auth and hello on a new connection; a silent connection is closed then.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -114,10 +115,14 @@ pub(crate) fn join(
             return Err(CommError::RankEnv { problem });
         }
     };
-    let mesh =
-        Mesh::over_tcp(joined.rank, joined.generation, joined.names, joined.connections, joined.timing, options)?;
-    tracing::info!("rank {} of {world}: all ranks are connected", joined.rank);
-    Ok((mesh, joined.late_join))
+    let Joined { rank, generation, names, timing, connections, late_join } = joined;
+    let silence = timing.give_up_after(options.silence);
+    for connection in connections.iter().flatten() {
+        socket::set_user_timeout(&connection.socket, options.progress.max(silence));
+    }
+    let mesh = stream::mesh(rank, generation, names, connections, timing, options)?;
+    tracing::info!("rank {rank} of {world}: all ranks are connected");
+    Ok((mesh, late_join))
 }
 
 /// Decides when to log that this rank still waits: after two seconds, then every ten.

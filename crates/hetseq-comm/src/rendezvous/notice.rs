@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use crate::link::locked;
+use crate::lock::locked;
 use crate::secret_file::{read_private, write_private};
 
 /// How many addresses of one machine are tried at most.

@@ -133,14 +133,14 @@ fn a_started_rank_is_aborted_if_another_cannot_get_the_start() {
     member_list(&mut one);
     two.send(&Message::Ready).unwrap();
     // Reset the connection, so that rank 0's system knows it before the start is sent.
-    let stream = two.into_connection().stream;
+    let stream = two.into_connection().socket;
     socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
     drop(stream);
     sleep(Duration::from_millis(300));
     one.send(&Message::Ready).unwrap();
     assert_eq!(one.receive().unwrap(), Message::Start);
     let accept = Accept { generation, limit_bytes: 4096 };
-    let frame = read_frame(&mut one.into_connection().stream, accept).unwrap();
+    let frame = read_frame(&mut one.into_connection().socket, accept).unwrap();
     let reason = String::from_utf8(frame.payload.to_vec()).unwrap();
     assert_eq!(frame.kind, FrameKind::Abort, "{reason}");
     assert!(reason.contains("rank 2 (raw2)"), "{reason}");

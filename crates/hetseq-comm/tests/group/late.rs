@@ -131,7 +131,7 @@ fn times_count_from_the_own_contribution() {
 
 #[test]
 fn a_wake_is_noticed_at_once_by_any_transport_and_a_single_rank() {
-    let alone = || vec![Group::alone()];
+    let alone = || vec![Group::alone().unwrap()];
     for groups in [alone(), groups(Transport::Local, 2, options), groups(Transport::Tcp, 2, options)] {
         on_each(groups, |mut group| {
             let shards = Shards::even(2, group.world());
@@ -198,7 +198,7 @@ fn an_own_error_is_returned_and_reported_to_the_others() {
 fn a_rank_that_gives_up_is_reported_to_computing_and_waiting_ranks() {
     for transport in TRANSPORTS {
         for has_contributed in [false, true] {
-            // The local transport has one set of options.
+            // Ranks that are threads share their options.
             let limit = |rank| if rank == 2 { Duration::from_millis(300) } else { Duration::from_secs(10) };
             let with = |rank| Options { progress: limit(rank), ..options(rank) };
             if has_contributed && transport == Transport::Local {
@@ -264,7 +264,7 @@ fn computing_has_no_limit_but_waiting_for_others_has() {
 fn invalid_contributions_are_rejected() {
     let shards = Shards::even(4, 1);
     let sum_with = |note: usize, len: usize| {
-        let mut group = Group::alone();
+        let mut group = Group::alone().unwrap();
         let mut contribution = Some(Contribution::Both { note: vec![0; note], data: vec![0.0; len] });
         group.all_reduce::<CommError>(&shards, WireFormat::F32, Algorithm::Auto, || Ok(contribution.take()))
     };
@@ -272,7 +272,7 @@ fn invalid_contributions_are_rejected() {
     for rejected in [sum_with(0, 3), sum_with((64 << 20) + 1, 4)] {
         assert!(matches!(rejected, Err(CommError::Misuse { .. })));
     }
-    let mut group = Group::alone();
+    let mut group = Group::alone().unwrap();
     let rejected = group.all_reduce::<CommError>(&Shards::even(4, 2), WireFormat::F32, Algorithm::Auto, || Ok(None));
     assert!(matches!(rejected, Err(CommError::Misuse { .. })));
     group.barrier().unwrap();

@@ -1,4 +1,5 @@
-//! Tests of the public interface over both transports: collectives, rendezvous and failures.
+//! Tests of the public interface, over TCP and over socketpairs: collectives, rendezvous and
+//! failures.
 
 // Clippy's exception for tests does not cover helper functions.
 #![allow(clippy::unwrap_used)]

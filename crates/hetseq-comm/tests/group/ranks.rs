@@ -1,4 +1,4 @@
-//! Ranks as threads of the test, over any transport.
+//! Ranks as threads of the test, over TCP or socketpairs.
 
 use std::net::{Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,9 +9,10 @@ use hetseq_comm::{
     Algorithm, CommError, Contribution, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, WireFormat,
 };
 
-/// The transport of a group under test.
+/// How the ranks of a group under test are connected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Transport {
+    /// By socketpairs.
     Local,
     Tcp,
     /// Like `Tcp`, but encrypted.
@@ -64,7 +65,7 @@ pub(crate) fn join_as(rank_env: RankEnv, identity: Identity, options: Options) -
 /// Creates a whole group, in rank order.
 pub(crate) fn groups(transport: Transport, world: usize, options: impl Fn(usize) -> Options) -> Vec<Group> {
     match transport {
-        Transport::Local => Group::local(world, &options(0)),
+        Transport::Local => Group::local(world, &options(0)).unwrap(),
         Transport::Tcp | Transport::Encrypted => {
             let port = free_port();
             let encrypted = |options| Options {

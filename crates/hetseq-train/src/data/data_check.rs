@@ -194,7 +194,7 @@ mod tests {
     fn no_rank_saves_before_the_data_of_all_has_passed() {
         let dir = tempfile::tempdir().unwrap();
         for is_damaged in [false, true] {
-            let groups = Group::local(2, &Options::default()).into_iter().enumerate();
+            let groups = Group::local(2, &Options::default()).unwrap().into_iter().enumerate();
             let results: Vec<Result<(), String>> = std::thread::scope(|scope| {
                 let rank = |(rank, mut group): (usize, Group)| {
                     let files = shard(dir.path(), is_damaged && rank == 1);

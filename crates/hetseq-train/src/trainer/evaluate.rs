@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn all_ranks_use_the_metrics_of_rank_0() {
         let measured = [2f64.exp(), 2f64.exp().next_up()];
-        let groups = Group::local(2, &Options::default()).into_iter().zip(measured);
+        let groups = Group::local(2, &Options::default()).unwrap().into_iter().zip(measured);
         let metrics: Vec<Vec<f64>> = std::thread::scope(|scope| {
             let ranks: Vec<_> = groups
                 .map(|(mut group, local)| {

@@ -1,32 +1,33 @@
 //! The heartbeat thread of a rank. Heartbeats continue while the rank computes or saves, so that
 //! silence means a dead peer and nothing else. Between collectives the thread also writes what a
-//! collective left queued for slow links. Started by `mesh.rs`.
+//! collective left queued for slow links. Started by `stream/mod.rs`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::error::CommError;
-use crate::link::locked;
+use crate::lock::locked;
 use crate::signal::Signal;
-use crate::tcp::{self, TcpLink};
+
+use super::{SharedLink, await_writable};
 
 /// The heartbeat thread, which runs until this is dropped.
-pub(crate) struct Heartbeat {
+pub(super) struct Heartbeat {
     stop: Arc<AtomicBool>,
     signal: Arc<Signal>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Heartbeat {
-    pub(crate) fn start(links: Vec<Arc<Mutex<TcpLink>>>, every: Duration) -> Result<Heartbeat, CommError> {
+    pub(super) fn start(links: Vec<SharedLink>, every: Duration) -> Result<Heartbeat, CommError> {
         let (stop, signal) = (Arc::new(AtomicBool::new(false)), Signal::new()?);
         let (stopped, wake) = (stop.clone(), signal.clone());
         let work = move || {
             while !stopped.load(Ordering::Acquire) {
                 links.iter().for_each(|link| locked(link).heartbeat(every));
-                tcp::await_writable(&links, &wake, every / 2);
+                await_writable(&links, &wake, every / 2);
             }
         };
         let thread = std::thread::Builder::new().name("hetseq-heartbeat".to_owned()).spawn(work);
@@ -35,7 +36,7 @@ impl Heartbeat {
     }
 
     /// Wakes the thread to check which links it has to write to.
-    pub(crate) fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.signal.raise();
     }
 }

@@ -1,4 +1,4 @@
-//! A frame in the send queue of a link, encrypted when its turn comes. Used by `tcp/mod.rs`.
+//! A frame in the send queue of a link, encrypted when its turn comes. Used by `link/mod.rs`.
 
 use std::sync::Arc;
 

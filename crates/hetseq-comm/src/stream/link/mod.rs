@@ -1,36 +1,30 @@
-//! The `tcp` transport: frames over non-blocking sockets.
-//!
-//! The rank's own thread reads and writes while it is in a collective: new results are sent while
-//! they are in the cache, and no other thread has to be woken. A [`TcpLink`] is one connection with
-//! its queued and received frames; [`await_traffic`] is the only place where the rank sleeps.
-//! Between collectives the heartbeat thread (`heartbeat.rs`) keeps the connections alive.
-//! `rendezvous/` has authenticated the peers.
+//! One connection with its queued and received frames. Used by `stream/mod.rs`, which holds one per
+//! peer, and by the heartbeat thread. It never sleeps.
 
 mod outgoing_frame;
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Write};
-use std::net::{Shutdown, TcpStream};
+use std::io::ErrorKind;
+use std::net::Shutdown;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
+use socket2::Socket;
 
 use crate::buffers::Pool;
 use crate::connection::Connection;
 use crate::encryption::{DecryptedReader, Encryption};
 use crate::error::{CommError, shown};
-use crate::frame::{Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, FrameKind, Partial, ReadError};
-use crate::heartbeat_timing::HeartbeatTiming;
-use crate::link::{LinkEnd, Received, locked};
-use crate::options::Options;
-use crate::signal::Signal;
+use crate::frame::{
+    Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, FrameKind, Partial, REASON_LIMIT_BYTES, ReadError,
+};
 use crate::socket;
+use crate::transport::{LinkEnd, Received};
 
+use super::SharedLink;
 use outgoing_frame::OutgoingFrame;
 
-/// Longer reasons are cut.
-pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
 /// Up to this size, copying a payload behind its header is cheaper than a second packet.
 const SMALL_BYTES: usize = 16 << 10;
 /// The number of frames to write to one link before the next link has its turn, when a sum has
@@ -45,18 +39,18 @@ const READ_AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
 const MAX_HEARTBEATS: usize = 10_000;
 
 /// One connection after its handshake.
-pub(crate) struct TcpLink {
+pub(super) struct StreamLink {
     /// Shared, so that the lock is not held while sleeping on it.
-    stream: Arc<TcpStream>,
+    socket: Arc<Socket>,
     encryption: Option<Encryption>,
     accept: Accept,
     pool: Arc<Pool>,
     /// The peer is given up after this much silence.
     silence: Duration,
     partial: Partial,
-    /// Read but not taken yet.
-    read_ahead: VecDeque<Frame>,
-    read_ahead_bytes: usize,
+    /// Received but not taken yet.
+    received: VecDeque<Frame>,
+    received_bytes: usize,
     last_received: Instant,
     end: Option<LinkEnd>,
     /// Queued but not fully written yet.
@@ -68,32 +62,26 @@ pub(crate) struct TcpLink {
     in_collective: bool,
 }
 
-impl TcpLink {
-    pub(crate) fn new(
+impl StreamLink {
+    pub(super) fn new(
         connection: Connection,
         generation: u64,
         pool: &Arc<Pool>,
-        timing: HeartbeatTiming,
-        options: &Options,
-    ) -> Result<Arc<Mutex<TcpLink>>, CommError> {
-        let Connection { stream, encryption } = connection;
-        let prepare = || {
-            stream.set_nonblocking(true)?;
-            stream.set_nodelay(true)
-        };
-        prepare().map_err(|reason| CommError::System { what: "prepare a connection", reason })?;
-        let silence = timing.give_up_after(options.silence);
-        socket::set_user_timeout(&stream, options.progress.max(silence));
+        silence: Duration,
+    ) -> Result<SharedLink, CommError> {
+        let Connection { socket, encryption } = connection;
+        let failed = |reason| CommError::System { what: "prepare a connection", reason };
+        socket.set_nonblocking(true).map_err(failed)?;
         let now = Instant::now();
-        Ok(Arc::new(Mutex::new(TcpLink {
-            stream: Arc::new(stream),
+        Ok(Arc::new(Mutex::new(StreamLink {
+            socket: Arc::new(socket),
             encryption,
             accept: Accept { generation, limit_bytes: FRAME_LIMIT_BYTES },
             pool: pool.clone(),
             silence,
             partial: Partial::default(),
-            read_ahead: VecDeque::new(),
-            read_ahead_bytes: 0,
+            received: VecDeque::new(),
+            received_bytes: 0,
             last_received: now,
             end: None,
             queue: VecDeque::new(),
@@ -106,7 +94,7 @@ impl TcpLink {
     /// Returns whether a frame can be queued. One frame at a time: the next is created when this
     /// one has left, from data that is then in the cache. There is no room for a peer that takes
     /// nothing more; its end says why.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         !self.send_closed && self.queued_bytes() < SMALL_BYTES
     }
 
@@ -115,23 +103,21 @@ impl TcpLink {
         self.queue.iter().map(OutgoingFrame::unwritten_bytes).sum()
     }
 
-    pub(crate) fn is_flushed(&self) -> bool {
+    pub(super) fn is_flushed(&self) -> bool {
         self.queue.is_empty()
     }
 
-    pub(crate) fn ended(&self) -> Option<LinkEnd> {
+    pub(super) fn ended(&self) -> Option<LinkEnd> {
         self.end.clone()
     }
 
     /// Queues a frame and writes as much as the socket accepts.
-    pub(crate) fn push(&mut self, frame: &Frame) {
+    pub(super) fn push(&mut self, frame: &Frame) {
         if self.send_closed {
             return;
         }
         let mut head = frame.header(self.accept.generation).to_vec();
-        // A small frame is sent as one packet. `write_vectored` is not used: unlike `write`, it
-        // would raise SIGPIPE on a closed connection in a program that has restored the default of
-        // that signal.
+        // A small frame is sent as one packet.
         let small = frame.payload.len() <= SMALL_BYTES;
         if small {
             head.extend_from_slice(&frame.payload);
@@ -143,14 +129,14 @@ impl TcpLink {
 
     /// Writes as much as the socket accepts, up to the limit per turn; returns whether anything was
     /// written.
-    pub(crate) fn write(&mut self) -> bool {
+    pub(super) fn write(&mut self) -> bool {
         let (mut moved, mut written) = (false, 0);
         while let Some(frame) = self.queue.front_mut().filter(|_| written < MAX_FRAMES_PER_WRITE) {
             if let Err(error) = frame.encrypt(self.encryption.as_mut()) {
                 self.fail_send(&error);
                 return true;
             }
-            match (&*self.stream).write(frame.rest()) {
+            match socket::write(&self.socket, frame.rest()) {
                 Ok(count) => {
                     frame.advance(count);
                     moved = true;
@@ -184,18 +170,28 @@ impl TcpLink {
     }
 
     /// Returns the next frame, and the end after all frames are taken.
-    pub(crate) fn next(&mut self) -> Received {
-        if self.read_ahead.is_empty() {
+    pub(super) fn next(&mut self) -> Received {
+        if self.received.is_empty() {
             self.read(0);
         }
-        match (self.read_ahead.pop_front(), &self.end) {
+        match (self.received.pop_front(), &self.end) {
             (Some(frame), _) => {
-                self.read_ahead_bytes -= frame.bytes();
+                self.received_bytes -= frame.bytes();
                 Received::Frame(frame)
             }
             (None, Some(end)) => Received::Ended(end.clone()),
             (None, None) => Received::Nothing,
         }
+    }
+
+    /// Assigns the link to the rank's own thread (`true`) or to the heartbeat thread.
+    pub(super) fn attend(&mut self, in_collective: bool) {
+        self.in_collective = in_collective;
+    }
+
+    /// Reads some of what has arrived before it is needed; returns whether there was anything.
+    pub(super) fn read_ahead(&mut self) -> bool {
+        self.read(READ_AHEAD_BYTES)
     }
 
     /// Reads frames until there are none or more than `room` bytes of them wait to be taken;
@@ -204,11 +200,11 @@ impl TcpLink {
         let (mut moved, mut heartbeats) = (false, 0);
         while self.end.is_none()
             && heartbeats < MAX_HEARTBEATS
-            && (self.read_ahead.is_empty() || self.read_ahead_bytes < room)
+            && (self.received.is_empty() || self.received_bytes < room)
         {
             let before = self.progress();
             let mut from = DecryptedReader {
-                from: &*self.stream,
+                from: &*self.socket,
                 decryptor: self.encryption.as_mut().map(|encryption| &mut encryption.decryptor),
             };
             let read = self.partial.read(&mut from, self.accept, &self.pool);
@@ -222,8 +218,8 @@ impl TcpLink {
                     match end_of(&frame) {
                         Some(end) => self.end = Some(end),
                         None => {
-                            self.read_ahead_bytes += frame.bytes();
-                            self.read_ahead.push_back(frame);
+                            self.received_bytes += frame.bytes();
+                            self.received.push_back(frame);
                         }
                     }
                 }
@@ -245,11 +241,11 @@ impl TcpLink {
 
     /// Returns how much longer the peer may be silent; if no time is left, that is its end. Silence
     /// counts only since `since`, when this rank started to read. `None` for a peer that has ended.
-    fn silence_left(&mut self, since: Instant) -> Option<Duration> {
+    pub(super) fn silence_left(&mut self, since: Instant) -> Option<Duration> {
         if self.end.is_some() {
             return None;
         }
-        if self.read_ahead_bytes >= READ_AHEAD_BYTES {
+        if self.received_bytes >= READ_AHEAD_BYTES {
             // If this rank does not read, that is not the peer's silence.
             self.last_received = Instant::now();
         }
@@ -262,7 +258,7 @@ impl TcpLink {
 
     /// Sends a heartbeat if nothing else was sent for `every`; outside of collectives it also
     /// reads, to detect whether the peer has left.
-    pub(crate) fn heartbeat(&mut self, every: Duration) {
+    pub(super) fn heartbeat(&mut self, every: Duration) {
         if self.queue.is_empty() && self.last_sent.elapsed() >= every {
             self.push(&Frame::control(FrameKind::Heartbeat, Vec::new()));
         } else {
@@ -279,12 +275,12 @@ impl TcpLink {
     fn answer_goodbye(&mut self) {
         if self.end == Some(LinkEnd::Goodbye) && self.queue.is_empty() && !self.send_closed {
             self.send_closed = true;
-            let _ = self.stream.shutdown(Shutdown::Write);
+            let _ = self.socket.shutdown(Shutdown::Write);
         }
     }
 
     /// Queues the end. Before an abort, frames that are not needed any more are dropped.
-    pub(crate) fn queue_end(&mut self, end: &LinkEnd) {
+    pub(super) fn queue_end(&mut self, end: &LinkEnd) {
         let frame = match end {
             LinkEnd::Aborted(reason) => {
                 self.queue.retain(OutgoingFrame::has_started);
@@ -299,11 +295,11 @@ impl TcpLink {
     /// Returns whether the peer has received the end: it is written, this half is closed, and so is
     /// the other. Only the sending half is shut down: if data from the peer arrived at a fully
     /// closed socket, the resulting reset could destroy the end in transit.
-    pub(crate) fn is_closed(&mut self) -> bool {
+    pub(super) fn is_closed(&mut self) -> bool {
         self.write();
         if self.queue.is_empty() && !self.send_closed {
             self.send_closed = true;
-            let _ = self.stream.shutdown(Shutdown::Write);
+            let _ = self.socket.shutdown(Shutdown::Write);
         }
         self.discard();
         self.end.is_some()
@@ -312,21 +308,26 @@ impl TcpLink {
     /// Reads up to the peer's end and drops the frames before it. Only a little at a time: a peer
     /// that has not noticed yet may continue to send for long, and the caller checks its deadline.
     fn discard(&mut self) {
-        self.read(READ_AHEAD_BYTES);
-        self.read_ahead.clear();
-        self.read_ahead_bytes = 0;
+        self.read_ahead();
+        self.received.clear();
+        self.received_bytes = 0;
     }
 
-    /// Returns what to poll its socket for.
-    fn interest(&self) -> PollFlags {
+    /// Returns its socket and what to poll it for, unless nothing can change.
+    pub(super) fn interest(&self) -> Option<(Arc<Socket>, PollFlags)> {
         let mut flags = PollFlags::empty();
-        if self.end.is_none() && self.read_ahead_bytes < READ_AHEAD_BYTES {
+        if self.end.is_none() && self.received_bytes < READ_AHEAD_BYTES {
             flags |= PollFlags::IN;
         }
         if !self.queue.is_empty() {
             flags |= PollFlags::OUT;
         }
-        flags
+        (!flags.is_empty()).then(|| (self.socket.clone(), flags))
+    }
+
+    /// Returns what the heartbeat thread waits for: a link that it has to write to.
+    pub(super) fn unattended_interest(&self) -> Option<(Arc<Socket>, PollFlags)> {
+        (!self.in_collective && !self.queue.is_empty()).then(|| (self.socket.clone(), PollFlags::OUT))
     }
 }
 
@@ -351,70 +352,5 @@ fn end_after(error: ReadError) -> LinkEnd {
     }
 }
 
-/// Assigns the links to the rank's own thread (`true`) or to the heartbeat thread.
-pub(crate) fn set_in_collective(links: &[Arc<Mutex<TcpLink>>], in_collective: bool) {
-    links.iter().for_each(|link| locked(link).in_collective = in_collective);
-}
-
-/// Writes what can be written to all links; returns whether anything was written.
-pub(crate) fn write_all(links: &[Arc<Mutex<TcpLink>>]) -> bool {
-    // `any` would stop at the first link that moved.
-    links.iter().filter(|link| locked(link).write()).count() > 0
-}
-
-/// Sleeps until a socket is readable or writable, the signal is raised, a peer has been silent for
-/// too long since `since`, or `limit` has passed; returns the time slept. Before that, it reads
-/// ahead what is already there.
-pub(crate) fn await_traffic(
-    links: &[Arc<Mutex<TcpLink>>],
-    signal: Option<&Signal>,
-    since: Instant,
-    limit: Duration,
-) -> Duration {
-    let mut arrived = false;
-    let mut limit = limit.min(Duration::from_secs(1));
-    let mut sockets = Vec::with_capacity(links.len());
-    for link in links {
-        let mut link = locked(link);
-        arrived |= link.read(READ_AHEAD_BYTES);
-        let silence_left = link.silence_left(since);
-        arrived |= silence_left.is_some_and(|left| left.is_zero());
-        // `poll` must not get a timeout that it would round to zero.
-        limit = limit.min(silence_left.unwrap_or(Duration::MAX).max(Duration::from_millis(1)));
-        let interest = link.interest();
-        if !interest.is_empty() {
-            sockets.push((link.stream.clone(), interest));
-        }
-    }
-    if arrived { Duration::ZERO } else { sleep(&sockets, signal, limit) }
-}
-
-/// Sleeps until a link outside of a collective can write what is queued, the signal is raised, or
-/// `limit` has passed.
-pub(crate) fn await_writable(links: &[Arc<Mutex<TcpLink>>], signal: &Signal, limit: Duration) {
-    let waiting = |link: &Arc<Mutex<TcpLink>>| {
-        let link = locked(link);
-        (!link.in_collective && !link.is_flushed()).then(|| (link.stream.clone(), PollFlags::OUT))
-    };
-    let sockets: Vec<_> = links.iter().filter_map(waiting).collect();
-    sleep(&sockets, Some(signal), limit);
-}
-
-fn sleep(sockets: &[(Arc<TcpStream>, PollFlags)], signal: Option<&Signal>, limit: Duration) -> Duration {
-    let mut watched: Vec<PollFd<'_>> = sockets.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
-    watched.extend(signal.map(|signal| PollFd::new(signal.pipe(), PollFlags::IN)));
-    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-    let start = Instant::now();
-    // A system signal may end it early, which does no harm.
-    let _ = poll(&mut watched, Some(&limit));
-    let slept = start.elapsed();
-    if let Some(signal) = signal.filter(|_| watched.last().is_some_and(|pipe| pipe.revents().contains(PollFlags::IN))) {
-        signal.clear();
-    }
-    slept
-}
-
-#[cfg(test)]
-mod late_tests;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
-//! A late sum with a peer simulated byte by byte, or over a link with small buffers.
+//! A sum with a peer simulated byte by byte, or over a link with small buffers.
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use socket2::SockRef;
@@ -9,7 +10,7 @@ use super::tests::{GENERATION, bytes_of, rank_and_socket, short};
 use super::*;
 use crate::buffers::Payload;
 use crate::codec::WireFormat;
-use crate::mesh::Mesh;
+use crate::frame::{CHUNK_BYTES, FrameKind};
 use crate::reduce::{self, Algorithm, Contribution};
 use crate::shards::Shards;
 
@@ -152,10 +153,10 @@ fn narrow_pair() -> [Mesh; 2] {
     [0, 1].map(|rank| {
         let stream = ends[rank].take().unwrap();
         let mut connections = vec![None, None];
-        connections[1 - rank] = Some(Connection { stream, encryption: None });
+        connections[1 - rank] = Some(Connection { socket: stream.into(), encryption: None });
         let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
         let options = short(60_000, 60_000);
-        Mesh::over_tcp(rank, GENERATION, hosts, connections, HeartbeatTiming::new(options.silence), &options).unwrap()
+        mesh(rank, GENERATION, hosts, connections, HeartbeatTiming::new(options.silence), &options).unwrap()
     })
 }
 

@@ -1,0 +1,72 @@
+//! How frames move between a rank and its peers: all that `mesh.rs` knows about it.
+//!
+//! A transport moves frames, notices when a peer is gone, and puts the rank to sleep until
+//! something has changed. It knows neither collectives nor their deadlines. `stream/` implements it
+//! over sockets.
+
+use std::time::{Duration, Instant};
+
+use crate::frame::{Frame, FrameError};
+use crate::signal::Waker;
+
+/// The links of one rank to its peers. For a rank without a link, which includes this one, there is
+/// never room, nothing arrives and nothing is left to send.
+pub(crate) trait Transport: Send + Sync {
+    /// Returns whether a frame can be queued for `peer` now. There is no room for a peer that takes
+    /// nothing more; its end says why.
+    fn has_room(&self, peer: usize) -> bool;
+
+    /// Queues a frame and sends as much as the link accepts. Never blocks; check
+    /// [`Transport::has_room`] first.
+    fn push(&self, peer: usize, frame: &Frame);
+
+    /// Returns the next frame if it has arrived, and the end after all frames are taken.
+    fn next(&self, peer: usize) -> Received;
+
+    /// Returns the end of the link, even if frames are still to be taken before it.
+    fn ended(&self, peer: usize) -> Option<LinkEnd>;
+
+    /// Returns whether everything queued for `peer` has left this process.
+    fn is_flushed(&self, peer: usize) -> bool;
+
+    /// Sends what the links accept of what is queued; returns whether anything was sent.
+    fn flush(&self) -> bool;
+
+    /// Sleeps until a link may have changed, a [`Waker`] was used, a peer has been silent for too
+    /// long since `since`, or `limit` has passed; returns the time slept. The only place where the
+    /// rank's thread sleeps in a collective.
+    fn wait(&self, since: Instant, limit: Duration) -> Duration;
+
+    /// Called when the rank enters a collective (`true`), so that its own thread drives the links,
+    /// and when it leaves it. In between collectives the transport keeps the links alive by itself.
+    fn attend(&self, in_collective: bool);
+
+    /// Sends the end to all peers, waits at most `limit` until they have received it, and closes
+    /// the links.
+    fn part(&mut self, end: &LinkEnd, limit: Duration);
+
+    /// Returns a handle that ends [`Transport::wait`], from any thread.
+    fn waker(&self) -> Waker;
+}
+
+/// The reason why a peer sends nothing more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LinkEnd {
+    /// It closed the group after its last collective.
+    Goodbye,
+    /// It stopped and sent the reason.
+    Aborted(String),
+    /// Its connection closed without a goodbye.
+    Closed(String),
+    /// Not a byte arrived for this long.
+    Silent(Duration),
+    /// It sent something that is not a valid frame of this group.
+    Garbled(FrameError),
+}
+
+/// The result of asking for the next frame.
+pub(crate) enum Received {
+    Frame(Frame),
+    Ended(LinkEnd),
+    Nothing,
+}
