@@ -160,6 +160,37 @@ fn ranks_out_of_step_are_reported() {
 }
 
 #[test]
+fn a_sum_out_of_step_is_reported() {
+    for transport in TRANSPORTS {
+        let texts = on_each(groups(transport, 2, options), |mut group| {
+            let failed = match group.rank() {
+                0 => all_reduce(&mut group, vec![1.0; 10], &Shards::even(10, 2), DIRECT).map(|_| ()),
+                _ => group.barrier(),
+            };
+            let text = failed.unwrap_err().to_string();
+            sleep(Duration::from_millis(50));
+            text
+        });
+        let here = "is in barrier (operation 1) while this rank is in all_reduce (operation 1)";
+        let there = "is in all_reduce (operation 1) while this rank is in barrier (operation 1)";
+        assert!(texts.iter().all(|text| text.contains(here) || text.contains(there)), "{texts:?}");
+    }
+}
+
+#[test]
+fn sums_of_different_length_are_rejected() {
+    for transport in TRANSPORTS {
+        for (ours, theirs) in [(10, 12), (600_000, 500_000)] {
+            let texts = on_each(groups(transport, 2, options), |mut group| {
+                let len = if group.rank() == 0 { ours } else { theirs };
+                all_reduce(&mut group, vec![1.0; len], &Shards::even(len, 2), DIRECT).unwrap_err().to_string()
+            });
+            assert!(texts.iter().all(|text| text.contains("differ in length")), "{transport:?}: {texts:?}");
+        }
+    }
+}
+
+#[test]
 fn vectors_of_different_length_are_rejected() {
     for transport in TRANSPORTS {
         for (ours, theirs) in [(10, 12), (262_144, 262_145), (600_000, 500_000)] {
