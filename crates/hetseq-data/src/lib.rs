@@ -1,8 +1,8 @@
 //! From files to updates: sources, the batch plan and the cursor.
 //!
 //! The modules follow the data. A [`source`] holds samples. A [`plan`] decides which samples form
-//! update `k`. [`augment`] transforms a sample on its way to the device. A [`cursor`] is all that
-//! resuming needs. `hetseq-balance` decides which device computes which samples of an update.
+//! update `k`. [`augment`] transforms a sample on its way to the device. A micro-batch becomes named
+//! [`arrays`]. A [`cursor`] is all that resuming needs. `hetseq-balance` decides which device computes which samples of an update.
 //!
 //! Text takes more steps: [`prep`] reads it, [`tokenize`] turns it into tokens, [`source`] stores
 //! the tokens in shards, and [`pretrain`] or [`translate`] makes samples from the shards. [`mask`]
@@ -27,9 +27,11 @@
 //! assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6, 7]);
 //! ```
 
+pub mod arrays;
 pub mod augment;
 pub mod cursor;
 pub mod error;
+mod fingerprint;
 pub mod mask;
 pub mod plan;
 pub mod prep;
@@ -38,11 +40,13 @@ pub mod source;
 pub mod tokenize;
 pub mod translate;
 
+pub use arrays::{Array, ArrayError, ArrayValues, Batch};
 pub use augment::Augment;
 pub use augment::resample::{Normalize, resample};
 pub use augment::view::{Crop, View};
 pub use cursor::Cursor;
 pub use error::DataError;
+pub use fingerprint::fingerprint;
 pub use mask::Masking;
 pub use plan::{EpochPlan, GlobalBatch, Padding, PlanSpec, SampleLengths, Update};
 pub use pretrain::{PretrainBatch, PretrainConfig, PretrainData};

@@ -181,7 +181,7 @@ pub(super) fn inputs(files: &[TextFile]) -> Result<Value, DataError> {
 
 pub(super) fn content_hash(path: &Path) -> Result<String, DataError> {
     let bytes = fs::read(path).map_err(|reason| DataError::Io { path: path.to_owned(), reason })?;
-    Ok(blake3::hash(&bytes).to_hex()[..16].to_owned())
+    Ok(crate::fingerprint(&bytes))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! One micro-batch of pre-training samples on the host, the same for text and stored samples.
 
 use super::config::PretrainConfig;
+use crate::arrays::Batch;
 use crate::source::rows::Row;
 
 /// A padded batch of samples. A row does not depend on the other rows.
@@ -59,5 +60,24 @@ impl PretrainBatch {
     /// The number of tokens without padding, special tokens included.
     pub fn tokens(&self) -> u64 {
         self.lengths.iter().map(|&length| length as u64).sum()
+    }
+}
+
+/// The arrays under the names of the fields. Counts are masked tokens and, with next-sentence
+/// prediction, samples.
+impl From<PretrainBatch> for Batch {
+    fn from(from: PretrainBatch) -> Batch {
+        let PretrainBatch { batch: rows, seq, masked_ids, next_sentence, .. } = from;
+        let counts = [Some(masked_ids.len()), next_sentence.as_ref().map(Vec::len)].into_iter().flatten();
+        let batch = Batch::new(counts.map(|count| count as u64).collect::<Vec<_>>())
+            .with_i32("input_ids", [rows, seq], from.input_ids)
+            .with_i32("segment_ids", [rows, seq], from.segment_ids)
+            .with_i32("lengths", [rows], from.lengths)
+            .with_i32("masked_positions", [masked_ids.len()], from.masked_positions)
+            .with_i32("masked_ids", [masked_ids.len()], masked_ids);
+        match next_sentence {
+            Some(labels) => batch.with_i32("next_sentence", [rows], labels),
+            None => batch,
+        }
     }
 }

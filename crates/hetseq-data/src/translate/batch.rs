@@ -1,5 +1,7 @@
 //! One micro-batch of sentence pairs on the host. Built by `ParallelData::collate`.
 
+use crate::arrays::Batch;
+
 /// A padded batch of pairs: each side is padded to its longest sentence. A row does not depend on
 /// the other rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,8 +17,6 @@ pub struct TranslateBatch {
     pub target_out: Vec<i32>,
     /// The number of tokens in each row of `target_in` and of `target_out` without padding.
     pub target_lengths: Vec<u32>,
-    /// The raw target lines of validation pairs; empty for training.
-    pub references: Vec<String>,
 }
 
 impl TranslateBatch {
@@ -38,5 +38,19 @@ impl TranslateBatch {
     /// The tokens of both sides without padding, `</s>` included.
     pub fn tokens(&self) -> u64 {
         self.source_lengths.iter().chain(&self.target_lengths).map(|&length| u64::from(length)).sum()
+    }
+}
+
+/// The arrays under the names of the fields. The count is target tokens.
+impl From<TranslateBatch> for Batch {
+    fn from(from: TranslateBatch) -> Batch {
+        let (pairs, source, target) = (from.pairs(), from.source_width(), from.target_width());
+        let lengths = |lengths: Vec<u32>| lengths.into_iter().map(|length| length as i32).collect();
+        Batch::new([from.target_lengths.iter().map(|&length| u64::from(length)).sum()])
+            .with_i32("source", [pairs, source], from.source)
+            .with_i32("source_lengths", [pairs], lengths(from.source_lengths))
+            .with_i32("target_in", [pairs, target], from.target_in)
+            .with_i32("target_out", [pairs, target], from.target_out)
+            .with_i32("target_lengths", [pairs], lengths(from.target_lengths))
     }
 }

@@ -179,8 +179,6 @@ impl ParallelData {
             batch.source_lengths.push(source.len() as u32);
             batch.target_lengths.push(target.len() as u32);
         }
-        let references = pairs.iter().filter_map(|&pair| self.reference(pair));
-        batch.references = references.map(str::to_owned).collect();
         Ok(batch)
     }
 
