@@ -282,6 +282,18 @@ mod tests {
         words
     }
 
+    /// What a trainer of the `tokenizers` crate learns from `words`.
+    fn trained<T: Trainer>(trainer: &mut T, words: &[(Box<str>, u64)]) -> T::Model
+    where
+        T::Model: Default,
+    {
+        let all = words.iter().flat_map(|(word, count)| std::iter::repeat_n(word.to_string(), *count as usize));
+        trainer.feed(all, |word| Ok(vec![word.to_owned()])).unwrap();
+        let mut model = T::Model::default();
+        trainer.train(&mut model).unwrap();
+        model
+    }
+
     /// The trainer of the `tokenizers` crate, made deterministic by passing all characters as
     /// special tokens.
     fn reference(words: &[(Box<str>, u64)], options: &TrainOptions) -> Vec<String> {
@@ -293,10 +305,7 @@ mod tests {
             .show_progress(false)
             .special_tokens(special)
             .build();
-        let all = words.iter().flat_map(|(word, count)| std::iter::repeat_n(word.to_string(), *count as usize));
-        trainer.feed(all, |word| Ok(vec![word.to_owned()])).unwrap();
-        let mut model = WordPiece::default();
-        trainer.train(&mut model).unwrap();
+        let model: WordPiece = trained(&mut trainer, words);
         (0..model.get_vocab_size() as u32).map(|id| model.id_to_token(id).unwrap()).collect()
     }
 
@@ -320,10 +329,7 @@ mod tests {
             .show_progress(false)
             .special_tokens(special)
             .build();
-        let all = words.iter().flat_map(|(word, count)| std::iter::repeat_n(word.to_string(), *count as usize));
-        trainer.feed(all, |word| Ok(vec![word.to_owned()])).unwrap();
-        let mut model = BPE::default();
-        trainer.train(&mut model).unwrap();
+        let model: BPE = trained(&mut trainer, words);
         let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&model).unwrap()).unwrap();
         let id = |token: &serde_json::Value| model.token_to_id(token.as_str().unwrap()).unwrap();
         let merges = json["merges"].as_array().unwrap().iter().map(|pair| (id(&pair[0]), id(&pair[1]))).collect();
