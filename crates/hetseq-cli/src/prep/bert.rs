@@ -1,37 +1,27 @@
 //! `hetseq prep bert`: turns the arguments into settings, shows progress and prints a summary.
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use hetseq_data::prep::PrepOutcome;
 use hetseq_data::prep::bert::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource, prepare};
-use hetseq_data::source::corpus::{CorpusManifest, TextCounts};
+use hetseq_data::source::corpus::TextCounts;
 use hetseq_data::source::text::SentenceStyle;
-use hetseq_metrics::{duration, thousands};
+use hetseq_metrics::thousands;
 use serde_json::json;
 
-use super::progress::PrepProgress;
+use super::progress::{Prepared, with_progress};
 use crate::args::UsageError;
-use crate::output::{eprint_line, print_line};
+use crate::output::print_line;
 use crate::prep::args::{FormatArg, PrepBertArgs, SentencesArg};
 use crate::stopped;
 
 pub(super) fn prep(args: &PrepBertArgs) -> anyhow::Result<ExitCode> {
     let settings = settings(args)?;
-    let progress = PrepProgress::new()?;
-    let started = Instant::now();
-    let prepared = prepare(&settings, &progress);
-    // Also after an error, whose message would otherwise follow the rest of the bar.
-    progress.end();
-    let PrepOutcome::Finished { manifest, was_there } = prepared? else {
-        eprint_line("stopped; run the same command again to resume");
-        return Ok(stopped());
-    };
-    let seconds = started.elapsed().as_secs_f64();
+    let prepared = with_progress(|progress| prepare(&settings, progress))?;
+    let Some(prepared) = prepared else { return Ok(stopped()) };
     if args.json {
-        print_line(&summary_json(&settings, &manifest, was_there, seconds).to_string());
+        print_line(&summary_json(&settings, &prepared).to_string());
     } else {
-        summary(&settings, &manifest, was_there, seconds).iter().for_each(|line| print_line(line));
+        summary(&settings, &prepared).iter().for_each(|line| print_line(line));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -74,7 +64,8 @@ fn settings(args: &PrepBertArgs) -> Result<PrepSettings, UsageError> {
     })
 }
 
-fn summary(settings: &PrepSettings, manifest: &CorpusManifest, was_there: bool, seconds: f64) -> Vec<String> {
+fn summary(settings: &PrepSettings, prepared: &Prepared<TextCounts>) -> Vec<String> {
+    let manifest = &prepared.manifest;
     let mut lines = Vec::new();
     for (name, counts) in [("train", manifest.train), ("valid", manifest.valid)] {
         if counts != TextCounts::default() {
@@ -90,24 +81,20 @@ fn summary(settings: &PrepSettings, manifest: &CorpusManifest, was_there: bool, 
     if settings.valid_fraction > 0.0 && manifest.valid.documents == 0 {
         lines.push("valid: empty, there are too few documents".to_owned());
     }
-    let bytes: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
+    let bytes = prepared.bytes();
     lines.push(format!(
         "{}: {} tokens in the vocabulary, {} shards, {:.1} MB{}",
         settings.output.display(),
         thousands(manifest.vocabulary as u64),
         thousands(manifest.shards.len() as u64),
         bytes as f64 / 1e6,
-        if was_there { "; it was already complete".to_owned() } else { format!(", in {}", duration(seconds)) }
+        prepared.took()
     ));
     lines
 }
 
-fn summary_json(
-    settings: &PrepSettings,
-    manifest: &CorpusManifest,
-    was_there: bool,
-    seconds: f64,
-) -> serde_json::Value {
+fn summary_json(settings: &PrepSettings, prepared: &Prepared<TextCounts>) -> serde_json::Value {
+    let manifest = &prepared.manifest;
     json!({
         "dir": settings.output.display().to_string(),
         "format": manifest.format,
@@ -116,9 +103,9 @@ fn summary_json(
         "valid": manifest.valid,
         "unknown_share": unknown_share(&manifest.train),
         "shards": manifest.shards.len(),
-        "bytes": manifest.shards.iter().map(|shard| shard.bytes).sum::<u64>(),
-        "seconds": seconds,
-        "was_there": was_there,
+        "bytes": prepared.bytes(),
+        "seconds": prepared.seconds,
+        "was_there": prepared.was_there,
     })
 }
 

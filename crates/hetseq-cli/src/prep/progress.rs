@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hetseq_data::prep::PrepObserver;
+use hetseq_data::DataError;
+use hetseq_data::prep::{PrepObserver, PrepOutcome};
+use hetseq_data::source::corpus::CorpusManifest;
+use hetseq_metrics::duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::eprint_line;
@@ -26,8 +29,50 @@ struct State {
     last_line: Instant,
 }
 
+/// The result of a preparation.
+pub(super) struct Prepared<C> {
+    pub(super) manifest: CorpusManifest<C>,
+    /// The directory was already complete.
+    pub(super) was_there: bool,
+    pub(super) seconds: f64,
+}
+
+impl<C> Prepared<C> {
+    /// The size of all shards.
+    pub(super) fn bytes(&self) -> u64 {
+        self.manifest.shards.iter().map(|shard| shard.bytes).sum()
+    }
+
+    /// How long it took, as the end of a sentence.
+    pub(super) fn took(&self) -> String {
+        match self.was_there {
+            true => "; it was already complete".to_owned(),
+            false => format!(", in {}", duration(self.seconds)),
+        }
+    }
+}
+
+/// Runs a preparation with progress. Returns `None` if a signal stopped it, after saying so.
+pub(super) fn with_progress<C>(
+    prepare: impl FnOnce(&PrepProgress) -> Result<PrepOutcome<C>, DataError>,
+) -> anyhow::Result<Option<Prepared<C>>> {
+    let (progress, started) = (PrepProgress::new()?, Instant::now());
+    let outcome = prepare(&progress);
+    // Also after an error, whose message would otherwise follow the rest of the bar.
+    progress.end();
+    match outcome? {
+        PrepOutcome::Finished { manifest, was_there } => {
+            Ok(Some(Prepared { manifest, was_there, seconds: started.elapsed().as_secs_f64() }))
+        }
+        PrepOutcome::Stopped => {
+            eprint_line("stopped; run the same command again to resume");
+            Ok(None)
+        }
+    }
+}
+
 impl PrepProgress {
-    pub(super) fn new() -> anyhow::Result<Self> {
+    fn new() -> anyhow::Result<Self> {
         let is_stopped = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGUSR1] {
             // A second signal ends the process at once.
@@ -41,7 +86,7 @@ impl PrepProgress {
         Ok(PrepProgress { bar, is_stopped, state })
     }
 
-    pub(super) fn end(&self) {
+    fn end(&self) {
         self.bar.finish_and_clear();
     }
 

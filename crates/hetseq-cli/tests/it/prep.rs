@@ -1,7 +1,7 @@
 //! `hetseq prep bert`, `prep verify` and `bench data`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
@@ -53,13 +53,7 @@ fn text_becomes_a_corpus_that_can_be_checked_and_timed() {
     let timed = json(&Job::new(["bench", "data", &out, "--seconds", "0.05", "--rounds", "1", "--json"]).succeed());
     assert!(timed["samples_per_second"].as_f64().unwrap() > 0.0, "{timed}");
 
-    let shard = dir.join("out/train-00000.tokens");
-    let mut bytes = fs::read(&shard).unwrap();
-    bytes[200] ^= 1;
-    fs::write(&shard, bytes).unwrap();
-    let ended = Job::new(["prep", "verify", &out]).run().remove(0);
-    assert_eq!(ended.code(), Some(2));
-    assert!(ended.stderr.contains("train-00000.tokens") && ended.stderr.contains("checksum"), "{}", ended.stderr);
+    assert_damage_is_found(&dir.join("out"));
 }
 
 #[test]
@@ -108,4 +102,15 @@ fn missing_files_and_invalid_flags_are_usage_errors() {
         assert_eq!(ended.code(), Some(2), "{args:?}: {}", ended.stderr);
         assert!(ended.stderr.contains(part) && !ended.stderr.contains("metadata"), "{args:?}: {}", ended.stderr);
     }
+}
+
+/// A flipped bit in the first shard of `out` makes `hetseq prep verify` fail.
+pub(crate) fn assert_damage_is_found(out: &Path) {
+    let shard = out.join("train-00000.tokens");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[200] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let ended = Job::new(["prep", "verify", &out.display().to_string()]).run().remove(0);
+    assert_eq!(ended.code(), Some(2));
+    assert!(ended.stderr.contains("train-00000.tokens") && ended.stderr.contains("checksum"), "{}", ended.stderr);
 }

@@ -3,44 +3,34 @@
 mod args;
 
 use std::process::ExitCode;
-use std::time::Instant;
 
 use hetseq_data::TranslateTokenizer;
-use hetseq_data::prep::PrepOutcome;
 use hetseq_data::prep::translate::{SubwordModel, SubwordSource, TranslateSettings, prepare};
 use hetseq_data::source::corpus::{CorpusManifest, CorpusSplit};
 use hetseq_data::source::parallel_corpus::{PairCounts, SideCounts};
-use hetseq_metrics::{duration, thousands};
+use hetseq_metrics::thousands;
 use serde_json::json;
 
 use self::args::ModelArg;
 pub(crate) use self::args::PrepTranslateArgs;
-use super::progress::PrepProgress;
-use crate::output::{eprint_line, print_line};
+use super::progress::{Prepared, with_progress};
+use crate::output::print_line;
 use crate::stopped;
 use crate::table::TextTable;
 
 pub(super) fn prep(args: &PrepTranslateArgs) -> anyhow::Result<ExitCode> {
     let settings = settings(args);
-    let progress = PrepProgress::new()?;
-    let started = Instant::now();
-    let prepared = prepare(&settings, &progress);
-    // Also after an error, whose message would otherwise follow the rest of the bar.
-    progress.end();
-    let PrepOutcome::Finished { manifest, was_there } = prepared? else {
-        eprint_line("stopped; run the same command again to resume");
-        return Ok(stopped());
-    };
-    let seconds = started.elapsed().as_secs_f64();
+    let prepared = with_progress(|progress| prepare(&settings, progress))?;
+    let Some(prepared) = prepared else { return Ok(stopped()) };
     let tokenizer = TranslateTokenizer::read(&settings.output)?;
     if args.json {
-        print_line(&summary_json(&settings, &manifest, &tokenizer, was_there, seconds).to_string());
+        print_line(&summary_json(&settings, &prepared, &tokenizer).to_string());
     } else {
-        let mut lines = pairs(&manifest).lines();
+        let mut lines = pairs(&prepared.manifest).lines();
         lines.push(String::new());
-        lines.extend(sides(&manifest, &tokenizer).lines());
+        lines.extend(sides(&prepared.manifest, &tokenizer).lines());
         lines.push(String::new());
-        lines.push(conclusion(&settings, &manifest, &tokenizer, was_there, seconds));
+        lines.push(conclusion(&settings, &prepared, &tokenizer));
         lines.iter().for_each(|line| print_line(line));
     }
     Ok(ExitCode::SUCCESS)
@@ -120,16 +110,9 @@ fn fertility(side: &SideCounts, pairs: u64) -> f64 {
     side.tokens.saturating_sub(pairs) as f64 / side.words.max(1) as f64
 }
 
-fn conclusion(
-    settings: &TranslateSettings,
-    manifest: &CorpusManifest<PairCounts>,
-    tokenizer: &TranslateTokenizer,
-    was_there: bool,
-    seconds: f64,
-) -> String {
+fn conclusion(settings: &TranslateSettings, prepared: &Prepared<PairCounts>, tokenizer: &TranslateTokenizer) -> String {
     let [source, target] =
         [tokenizer.source_vocabulary(), tokenizer.target_vocabulary()].map(|size| thousands(size as u64));
-    let bytes: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
     format!(
         "{}: {}, {} shards, {:.1} MB{}",
         settings.output.display(),
@@ -137,19 +120,18 @@ fn conclusion(
             true => format!("{target} tokens in the vocabulary of both sides"),
             false => format!("{source} and {target} tokens in the vocabularies"),
         },
-        thousands(manifest.shards.len() as u64),
-        bytes as f64 / 1e6,
-        if was_there { "; it was already complete".to_owned() } else { format!(", in {}", duration(seconds)) }
+        thousands(prepared.manifest.shards.len() as u64),
+        prepared.bytes() as f64 / 1e6,
+        prepared.took()
     )
 }
 
 fn summary_json(
     settings: &TranslateSettings,
-    manifest: &CorpusManifest<PairCounts>,
+    prepared: &Prepared<PairCounts>,
     tokenizer: &TranslateTokenizer,
-    was_there: bool,
-    seconds: f64,
 ) -> serde_json::Value {
+    let manifest = &prepared.manifest;
     json!({
         "dir": settings.output.display().to_string(),
         "format": manifest.format,
@@ -159,8 +141,8 @@ fn summary_json(
         "train": manifest.train,
         "valid": manifest.valid,
         "shards": manifest.shards.len(),
-        "bytes": manifest.shards.iter().map(|shard| shard.bytes).sum::<u64>(),
-        "seconds": seconds,
-        "was_there": was_there,
+        "bytes": prepared.bytes(),
+        "seconds": prepared.seconds,
+        "was_there": prepared.was_there,
     })
 }
