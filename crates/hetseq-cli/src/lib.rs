@@ -67,7 +67,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Train(args) => train::train(tasks, &args),
         Command::Eval(args) => eval::eval(tasks, &args),
         Command::Export(args) => export::run(&args),
-        Command::Generate(args) => generate::generate(&args),
+        Command::Generate(args) => generate::generate(tasks, &args),
         Command::Average(args) => average::run(&args),
         Command::Score(args) => score::score(&args),
         Command::Migrate(args) => migrate::migrate(tasks, &args),

@@ -9,14 +9,13 @@ use hetseq_optim::{Optimizer, OptimizerConfig, OptimizerName};
 use hetseq_random::Key;
 use serde::Serialize;
 
-use crate::config::Config;
+use crate::config::RunConfig;
 use crate::data::loader::{self, LoadRequest, Loader, MicroBatch};
 use crate::devices::DeviceSpec;
 use crate::devices::{Devices, PrecisionPolicy, StepParams, devices_named};
 use crate::error::TrainError;
-use crate::task::{Split, Task};
-use crate::trainer::header::scales;
-use crate::trainer::session::{initial_of, layout_of, open};
+use crate::task::{OpenedTask, Split, Task};
+use crate::trainer::losses::scales;
 
 pub use crate::tasks::synthetic_bert::names as geometries;
 use crate::tasks::synthetic_bert::{self, SyntheticBert, SyntheticBertConfig};
@@ -67,7 +66,7 @@ struct StepSettings {
 }
 
 /// Times the configured task.
-pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) -> Result<StepReport, TrainError> {
+pub(crate) fn step(task: &OpenedTask, config: &RunConfig, request: &StepRequest) -> Result<StepReport, TrainError> {
     let settings = StepSettings {
         optimizer: config.optim.optimizer(),
         lr: 1e-3,
@@ -75,7 +74,7 @@ pub(crate) fn step<T: Task>(config: Config<T::Config>, request: &StepRequest) ->
         loader_threads: config.run.loader_threads,
         timeout: config.comm.device_timeout(),
     };
-    time_steps(open::<T>(&config)?, &settings, request)
+    time_steps(task, &settings, request)
 }
 
 /// Times BERT in one of the [`geometries`], without any data.
@@ -89,21 +88,21 @@ pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport,
         timeout: Duration::from_secs(1800),
     };
     let config = SyntheticBertConfig { geometry: name.to_owned(), samples };
-    let task = SyntheticBert::open(&config).map_err(|reason| TrainError::Task { task: SyntheticBert::NAME, reason })?;
-    time_steps(task, &settings, request)
+    let failed = |reason| TrainError::Task { task: SyntheticBert::NAME.to_owned(), reason };
+    let task = OpenedTask::new(SyntheticBert::open(&config).map_err(failed)?, String::new());
+    time_steps(&task, &settings, request)
 }
 
-fn time_steps<T: Task>(task: T, settings: &StepSettings, request: &StepRequest) -> Result<StepReport, TrainError> {
-    let task = Arc::new(task);
-    let layout = Arc::new(layout_of(&*task)?);
+fn time_steps(task: &OpenedTask, settings: &StepSettings, request: &StepRequest) -> Result<StepReport, TrainError> {
+    let layout = Arc::new(task.compute.layout().map_err(|reason| task.error(reason))?);
     let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
     let specs = devices_named(&request.devices).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
-    let mut devices = Devices::start(&task, &layout, &specs, PrecisionPolicy::default(), settings.timeout)?;
+    let mut devices = Devices::start(task, &layout, &specs, PrecisionPolicy::default(), settings.timeout)?;
     let pool = loader::pool(settings.loader_threads, &specs, cores)?;
-    let loader = Loader::start(&task, settings.seed, &pool, settings.timeout, None)?;
+    let loader = Loader::start(task, settings.seed, &pool, settings.timeout, None)?;
     let mut optimizer = Optimizer::new(&settings.optimizer, &layout)?;
-    let mut parameters: Arc<Vec<f32>> = Arc::new(initial_of(&*task, &layout, settings.seed));
-    let lengths = task.lengths(Split::Train);
+    let mut parameters: Arc<Vec<f32>> = Arc::new(task.compute.initial(&layout, settings.seed));
+    let lengths = task.data.lengths(Split::Train);
     let batch = request.batch.unwrap_or(lengths.samples());
     let ids: Vec<u32> = (0..batch as u32).map(|i| i % lengths.samples() as u32).collect();
     let request_update = || {
@@ -117,7 +116,7 @@ fn time_steps<T: Task>(task: T, settings: &StepSettings, request: &StepRequest) 
         loader.request(LoadRequest { split: Split::Train, epoch: 0, devices })
     };
     request_update()?;
-    let weights: Vec<f64> = task.terms().iter().map(|term| term.weight).collect();
+    let terms = task.data.terms();
     let (mut seconds, mut uploads, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
     let mut measured_from = (Instant::now(), cpu_seconds());
     for k in 0..request.warmup + request.steps {
@@ -129,7 +128,7 @@ fn time_steps<T: Task>(task: T, settings: &StepSettings, request: &StepRequest) 
         let upload = started.elapsed();
         let work = loader.take()?;
         request_update()?;
-        let scales = scales(&weights, &work.counts);
+        let scales = scales(&terms, &work.counts);
         let update_key = Key::root(0).index(k as u64);
         let params = StepParams { update: 0, scales, loss_scale: 1.0, update_key, epoch_key: work.epoch_key };
         devices.begin(work.devices, params);
@@ -148,7 +147,7 @@ fn time_steps<T: Task>(task: T, settings: &StepSettings, request: &StepRequest) 
     let tokens: u64 = ids.iter().map(|&id| u64::from(lengths.tokens(id))).sum();
     let (median, upload, download) = (median(seconds), median(uploads), median(downloads));
     Ok(StepReport {
-        task: T::NAME.to_owned(),
+        task: task.name.to_string(),
         devices: specs.len(),
         threads: specs.iter().map(DeviceSpec::threads).sum(),
         parameters: layout.len(),

@@ -1,7 +1,7 @@
 //! Errors of a run. Each message says what happened, where, and what to do, and is complete by
 //! itself: it includes its causes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hetseq_balance::BalanceError;
 use hetseq_comm::CommError;
@@ -10,6 +10,7 @@ use hetseq_optim::OptimError;
 use thiserror::Error;
 
 use crate::checkpoint::SaveError;
+use crate::data::loader::LoaderError;
 use crate::task::TaskError;
 
 #[derive(Debug, Error)]
@@ -19,12 +20,25 @@ pub enum TrainError {
     Config(String),
     /// The task could not open its data or build its model.
     #[error("task {task}: {reason}")]
-    Task { task: &'static str, reason: TaskError },
+    Task { task: String, reason: TaskError },
     /// A sample could not be read or collated while training.
     #[error("task {task}, collating a micro-batch: {reason}")]
-    Collate { task: &'static str, reason: TaskError },
+    Collate { task: String, reason: TaskError },
+    /// The task's own code failed while computing.
+    #[error("task {task}, computing a micro-batch: {reason}")]
+    Forward { task: String, reason: TaskError },
+    #[error("the loader failed: {0}")]
+    Loader(#[from] LoaderError),
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// This rank could not encode a message for the others.
+    #[error("a message to the other ranks cannot be encoded: {reason}. This is a bug in this program, not your config")]
+    Encode { reason: String },
+    #[error(
+        "rank {rank} sent a message that cannot be decoded: {reason}. It runs another program, or its memory is faulty: \
+         compare `hetseq --version` on all ranks"
+    )]
+    Decode { rank: usize, reason: String },
     /// The group failed while training.
     #[error("{reason}. The last checkpoint is {last}; the same command resumes from there")]
     Interrupted { reason: Box<CommError>, last: String },
@@ -77,6 +91,12 @@ impl TrainError {
         matches!(self, TrainError::Config(_) | TrainError::Task { .. })
             || matches!(self, TrainError::Comm(CommError::Mismatch { .. }))
             || matches!(self, TrainError::Optim(_) | TrainError::Data(_) | TrainError::Balance(_))
+    }
+
+    /// The error for a checkpoint that cannot be used.
+    pub(crate) fn checkpoint<R: ToString>(path: &Path) -> impl FnOnce(R) -> TrainError {
+        let path = path.to_owned();
+        move |reason| TrainError::Checkpoint { path, reason: reason.to_string() }
     }
 
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> TrainError {

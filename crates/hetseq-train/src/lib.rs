@@ -24,11 +24,13 @@ pub const BUILD: &str = env!("HETSEQ_BUILD");
 /// The version text of programs built on this crate.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("HETSEQ_BUILD"), ")");
 
+/// For the models of custom tasks, which then need no version of it of their own.
+pub use burn;
 pub use checkpoint::{Checkpoints, SaveError};
 pub use config::{Config, ConfigSource, Every, OnSaveError, Reset, Resume, suggest, wire_format};
 pub use devices::{Api, DeviceKind, DeviceSpec, PrecisionPolicy, devices_named};
 pub use error::TrainError;
 pub use hetseq_kernels::Dtype;
 pub use run::RunOptions;
-pub use task::{Task, TaskError, Tasks};
+pub use task::{Task, TaskData, TaskError, Tasks};
 pub use trainer::{Evaluation, RunOutcome};

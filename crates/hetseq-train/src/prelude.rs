@@ -1,9 +1,16 @@
 //! Imports for a custom task: `use hetseq_train::prelude::*`.
 
-pub use hetseq_data::{Augment, DataError, SampleLengths};
+pub use burn;
+pub use burn::module::Module;
+pub use burn::tensor::{Device, Int, Tensor};
+pub use hetseq_data::{Augment, Batch, DataError, SampleLengths, fingerprint};
 pub use hetseq_kernels::dropout;
 pub use hetseq_models::layers::{Conv2d, GroupNorm, Linear};
 pub use hetseq_models::{Init, Network};
 pub use hetseq_random::Key;
 
-pub use crate::task::{ForwardContext, Metric, Samples, Split, StepOutput, Task, TaskError, Tasks, Term, Totals};
+pub use crate::inference::GenerateOptions;
+pub use crate::task::{
+    Better, EncodedInput, ForwardContext, HuggingFace, Inference, Metric, Prediction, Samples, Split, StepOutput, Task,
+    TaskData, TaskError, Tasks, Term, Totals,
+};

@@ -7,20 +7,17 @@ use std::time::Instant;
 
 use hetseq_balance::SplitMode;
 use hetseq_comm::RankEnv;
-use hetseq_metrics::Event;
 
 use crate::checkpoint::weights;
 use crate::checkpoint::{CheckpointPart, Checkpoints, WEIGHTS, verify};
-use crate::config::{Config, Reset, Resume};
-use crate::data::loader::Loader;
+use crate::config::{Config, Reset, Resume, RunConfig};
 use crate::error::TrainError;
 use crate::task::skipped_samples::SkippedSamples;
-use crate::task::{Metric, Split, Task, TaskError};
-use crate::trainer::RunOutcome;
+use crate::task::{OpenedTask, Split, Totals};
 use crate::trainer::evaluate::{Evaluation, evaluate};
-use crate::trainer::session::{ProbeMode, Session, open};
-use crate::trainer::setup::TrainerSetup;
+use crate::trainer::session::{ProbeMode, Session};
 use crate::trainer::stop::StopFlag;
+use crate::trainer::{RunOutcome, Trainer};
 
 /// Command-line options besides the config.
 #[derive(Clone)]
@@ -53,11 +50,11 @@ impl std::fmt::Debug for RunOptions {
     }
 }
 
-pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) -> Result<RunOutcome, TrainError> {
+/// Trains a task.
+pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) -> Result<RunOutcome, TrainError> {
     let started = Instant::now();
-    let task = open::<T>(&config)?;
-    let best_metric = best_metric(&task, &config)?;
-    if config.valid.patience.is_some() && task.lengths(Split::Valid).samples() == 0 {
+    check_best_metric(task, &config)?;
+    if config.valid.patience.is_some() && task.data.lengths(Split::Valid).samples() == 0 {
         let reason = "valid.patience counts validations, but the task has no samples to validate on";
         return Err(TrainError::Config(reason.to_owned()));
     }
@@ -65,111 +62,46 @@ pub(crate) fn train<T: Task>(config: Config<T::Config>, options: &RunOptions) ->
         return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
-    let mut session = Session::assemble("train", task, &config, options, ProbeMode::Measure(&stop))?;
-    let mut setup = match TrainerSetup::prepare(&mut session, &config, options) {
-        Ok(setup) => setup,
-        Err(error) => {
-            session.group.abort(&error.to_string());
-            return Err(error);
-        }
-    };
-    let changed = std::mem::take(&mut setup.changed);
-    let mut trainer = setup.into_trainer(session, config, stop, best_metric);
-    trainer.emit_start(changed);
-    let result = trainer.run().and_then(|outcome| trainer.finish_saves().map(|()| outcome));
-    if result.is_err() {
-        trainer.finish_save_after_failure();
-    }
-    let outcome = match result {
-        Ok(RunOutcome::Finished) => "finished",
-        Ok(RunOutcome::Stopped) => "stopped",
-        Err(_) => "failed",
-    };
-    trainer.events.emit(&Event::End {
-        update: trainer.state.cursor.updates,
-        outcome: outcome.to_owned(),
-        seconds: started.elapsed().as_secs_f64(),
-        data_wait_s: trainer.timings.data_wait_s,
-        skipped: trainer.skipped_samples.samples(),
-    });
-    match result {
-        Ok(outcome) => {
-            trainer.session.group.close();
-            Ok(outcome)
-        }
-        Err(error) => {
-            let error = match error {
-                TrainError::Comm(reason) => {
-                    TrainError::Interrupted { reason: Box::new(reason), last: trainer.last_checkpoint() }
-                }
-                error => error,
-            };
-            trainer.session.group.abort(&error.to_string());
-            Err(error)
-        }
-    }
+    let session = Session::assemble("train", task, &config, options, ProbeMode::Measure(&stop))?;
+    Trainer::prepare(session, config, options, stop)?.train(started)
 }
 
 /// Evaluates a checkpoint on the validation samples, over all ranks.
-pub(crate) fn eval<T: Task>(
-    config: Config<T::Config>,
+pub(crate) fn eval(
+    task: &OpenedTask,
+    config: &RunConfig,
     options: &RunOptions,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-    let mut session = Session::assemble("eval", open::<T>(&config)?, &config, options, ProbeMode::Skip)?;
-    match eval_with(&mut session, &config, checkpoint) {
-        Ok(found) => {
-            session.group.close();
-            Ok(found)
-        }
-        Err(error) => {
-            session.group.abort(&error.to_string());
-            Err(error)
-        }
-    }
+    let mut session = Session::assemble("eval", task, config, options, ProbeMode::Skip)?;
+    let result = eval_with(&mut session, config, checkpoint);
+    session.leave(result)
 }
 
-fn eval_with<T: Task>(
-    session: &mut Session<T>,
-    config: &Config<T::Config>,
+fn eval_with(
+    session: &mut Session,
+    config: &RunConfig,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
     let dir = run_dir(config);
     let mut path = None;
     let mut parameters = vec![0.0; session.layout.len()];
     if session.group.rank() == 0 {
-        let checkpoints = Checkpoints::at(&dir);
-        let found = match checkpoint {
-            Some(path) => {
-                if !weights::exist_at(path) {
-                    check_exists(path, WEIGHTS, &checkpoints)?;
-                }
-                verify(path, CheckpointPart::Model)?;
-                path.to_owned()
-            }
-            None => checkpoints.choose()?.ok_or_else(|| {
-                let dir = dir.display();
-                TrainError::Config(format!("{dir} holds no checkpoint; train first, or name one with --checkpoint"))
-            })?,
-        };
-        let rename = |name: &str| session.task.parameter_name(name);
-        parameters = weights::read_all(&found, &session.layout, &rename)
-            .map_err(|reason| TrainError::Checkpoint { path: found.clone(), reason })?;
+        let found = checkpoint_to_evaluate(&dir, checkpoint)?;
+        let hub = session.task.compute.hugging_face();
+        parameters = weights::read_all(&found, &session.layout, &|name: &str| hub.parameter_name(name))
+            .map_err(TrainError::checkpoint(&found))?;
         path = Some(found);
     }
     session.group.broadcast(0, &mut parameters)?;
-    session.devices.load(&Arc::new(parameters))?;
-    let loader =
-        Loader::start(&session.task, config.run.seed, &session.loader_pool, config.comm.progress_timeout(), None)?;
-    let planner = session.planner();
-    let evaluation = evaluate(session, &loader, planner, config.batch.split, config.batch.global)?;
-    let evaluation = evaluation.ok_or_else(|| TrainError::Task {
-        task: T::NAME,
-        reason: TaskError::Other("there are no validation samples to evaluate on".to_owned()),
-    })?;
+    // Kept until the end, for a device that replaces a failed one.
+    let parameters = Arc::new(parameters);
+    session.devices.load(&parameters)?;
+    let (loader, planner) = (session.loader(config, None)?, session.planner());
+    let evaluation = evaluate(session, &loader, planner, config.batch.split, config.batch.global)?
+        .ok_or_else(|| session.task.error("there are no validation samples to evaluate on"))?;
     session.finish_data_check(config.comm.progress_timeout())?;
-    let mut skipped_samples = SkippedSamples::default();
-    for warning in skipped_samples.note(Split::Valid, &evaluation.skipped) {
+    for warning in SkippedSamples::default().note(Split::Valid, &evaluation.skipped) {
         tracing::warn!("{warning}");
     }
     if !evaluation.loss.is_finite() {
@@ -183,15 +115,32 @@ fn eval_with<T: Task>(
     Ok((path, evaluation))
 }
 
-/// The metric that `checkpoint.best` names. Checked at the start, not after the first epoch.
-fn best_metric<T: Task>(task: &T, config: &Config<T::Config>) -> Result<Metric, TrainError> {
-    let mut known = task.metrics();
-    known.push(Metric::lower("loss"));
+/// The checkpoint that the user named, or the best of the run.
+fn checkpoint_to_evaluate(dir: &Path, named: Option<&Path>) -> Result<PathBuf, TrainError> {
+    let checkpoints = Checkpoints::at(dir);
+    let Some(path) = named else {
+        return checkpoints.choose()?.ok_or_else(|| {
+            let dir = dir.display();
+            TrainError::Config(format!("{dir} holds no checkpoint; train first, or name one with --checkpoint"))
+        });
+    };
+    if !weights::exist_at(path) {
+        check_exists(path, WEIGHTS, &checkpoints)?;
+    }
+    verify(path, CheckpointPart::Model)?;
+    Ok(path.to_owned())
+}
+
+/// Checks that the task has the metric that `checkpoint.best` names: at the start, not after the
+/// first epoch.
+fn check_best_metric(task: &OpenedTask, config: &RunConfig) -> Result<(), TrainError> {
+    let metrics = task.compute.metrics(&Totals::default());
+    let known: Vec<&str> = metrics.iter().map(|metric| metric.name.as_str()).chain(["loss"]).collect();
     let best = config.checkpoint.best.as_str();
-    known.iter().find(|metric| metric.name == best).copied().ok_or_else(|| {
-        let names: Vec<&str> = known.iter().map(|metric| metric.name).collect();
-        TrainError::Config(format!("checkpoint.best = \"{best}\": this task measures {}", names.join(", ")))
-    })
+    if known.contains(&best) {
+        return Ok(());
+    }
+    Err(TrainError::Config(format!("checkpoint.best = \"{best}\": this task measures {}", known.join(", "))))
 }
 
 /// Checks that the path a user gave is a checkpoint. The error lists the checkpoints of the run.

@@ -5,11 +5,10 @@
 //! The binary has all subcommands of `hetseq`. The task has everything that built-in tasks have:
 //! any mix of machines, exact sums, checkpoints, resume, validation.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn::module::Module;
 use burn::tensor::activation::tanh;
-use burn::tensor::{Device, Tensor, TensorData};
 use hetseq_train::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -18,96 +17,83 @@ fn main() -> ExitCode {
 }
 
 /// The `[task]` table of `curve.toml`.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CurveConfig {
-    points: usize,
-    noise: f32,
+    /// A file of `x,y` lines.
+    points: PathBuf,
     #[serde(default)]
     dropout: f32,
 }
 
-/// Pairs (x, y) on the curve y = sin 3x + x / 2, drawn with a fixed key, so that all ranks have the
-/// same points.
+/// Points of the file: every fifth is for validation.
 struct Curve {
-    config: CurveConfig,
+    dropout: f32,
+    fingerprint: String,
     train: Vec<(f32, f32)>,
     valid: Vec<(f32, f32)>,
 }
 
-impl Task for Curve {
-    const NAME: &'static str = "curve";
-    type Config = CurveConfig;
-    type Model = Perceptron;
-    type Batch = (TensorData, TensorData);
-
-    fn open(config: &CurveConfig) -> Result<Self, TaskError> {
-        if config.points == 0 {
-            return Err(TaskError::Other("task.points must be at least 1".to_owned()));
-        }
-        let draw = |name: &str, count: usize, noise: f32| -> Vec<(f32, f32)> {
-            let key = Key::root(7).name(name);
-            let x = |i: usize| key.between(i as u32, -2.0, 2.0);
-            let y = |i: usize| (3.0 * x(i)).sin() + x(i) / 2.0 + noise * key.normal(i as u64);
-            (0..count).map(|i| (x(i), y(i))).collect()
-        };
-        let (train, valid) = (draw("train", config.points, config.noise), draw("valid", 500, 0.0));
-        Ok(Curve { config: config.clone(), train, valid })
+impl Curve {
+    fn points(&self, split: Split) -> &[(f32, f32)] {
+        if split == Split::Train { &self.train } else { &self.valid }
     }
+}
 
+/// The data half: which samples there are, and how they become arrays.
+impl TaskData for Curve {
     /// Ranks with the same fingerprint have the same data.
     fn fingerprint(&self) -> String {
-        format!("{} points, noise {}", self.config.points, self.config.noise)
+        self.fingerprint.clone()
     }
 
     fn lengths(&self, split: Split) -> SampleLengths {
         SampleLengths::Uniform { samples: self.points(split).len(), tokens: 1 }
     }
 
-    fn model(&self, device: &Device) -> Perceptron {
-        let hidden = 64;
-        Perceptron {
-            first: Linear::new(1, hidden, device),
-            second: Linear::new(hidden, hidden, device),
-            last: Linear::new(hidden, 1, device),
-        }
-    }
-
-    fn collate(&self, samples: &Samples<'_>) -> Result<Self::Batch, TaskError> {
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
         let points = self.points(samples.split);
         let (x, y): (Vec<f32>, Vec<f32>) = samples.ids.iter().map(|&id| points[id as usize]).unzip();
-        let shape = [x.len(), 1];
-        Ok((TensorData::new(x, shape), TensorData::new(y, shape)))
-    }
-
-    fn counts(&self, batch: &Self::Batch) -> Vec<u64> {
-        vec![batch.0.shape()[0] as u64]
-    }
-
-    /// Sums over the micro-batch, never means: the trainer divides by the count over all machines.
-    fn forward(&self, model: &Perceptron, (x, y): &Self::Batch, ctx: &ForwardContext) -> StepOutput {
-        let x = Tensor::<2>::from_data(x.clone(), &ctx.device);
-        let y = Tensor::<2>::from_data(y.clone(), &ctx.device);
-        let error = model.forward(x, self.config.dropout, &ctx.keys) - y;
-        let squares = (error.clone() * error).sum();
-        StepOutput { losses: vec![squares.clone()], scores: vec![squares] }
-    }
-
-    fn metrics(&self) -> Vec<Metric> {
-        vec![Metric::lower("rmse")]
-    }
-
-    fn measure(&self, totals: &Totals) -> Vec<f64> {
-        vec![(totals.scores[0] / totals.samples.max(1) as f64).sqrt()]
+        let count = x.len();
+        Ok(Batch::new([count as u64]).with_f32("x", [count, 1], x).with_f32("y", [count, 1], y))
     }
 }
 
-impl Curve {
-    fn points(&self, split: Split) -> &[(f32, f32)] {
-        match split {
-            Split::Train => &self.train,
-            Split::Valid => &self.valid,
+/// The compute half: a model, and its loss on a batch.
+impl Task for Curve {
+    const NAME: &'static str = "curve";
+    const PATH_KEYS: &'static [&'static str] = &["points"];
+    type Config = CurveConfig;
+    type Model = Perceptron;
+
+    fn open(config: &CurveConfig) -> Result<Self, TaskError> {
+        let path = config.points.display();
+        let text = std::fs::read_to_string(&config.points).map_err(|error| format!("{path}: {error}"))?;
+        let point = |line: &str| line.split_once(',').and_then(|(x, y)| Some((x.parse().ok()?, y.parse().ok()?)));
+        let (mut train, mut valid) = (Vec::new(), Vec::new());
+        for (at, line) in text.lines().enumerate() {
+            let point = point(line).ok_or_else(|| format!("{path}, line {}: expected x,y", at + 1))?;
+            if at % 5 == 4 { valid.push(point) } else { train.push(point) }
         }
+        Ok(Curve { dropout: config.dropout, fingerprint: fingerprint(text.as_bytes()), train, valid })
+    }
+
+    fn model(&self, device: &Device) -> Perceptron {
+        let layer = |inputs, outputs| Linear::new(inputs, outputs, device);
+        Perceptron { first: layer(1, 64), second: layer(64, 64), last: layer(64, 1) }
+    }
+
+    /// Sums over the micro-batch, never means: the trainer divides by the count over all machines.
+    fn forward(&self, model: &Perceptron, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
+        let hidden = tanh(model.first.forward(ctx.floats(batch, "x")?));
+        let hidden = dropout(tanh(model.second.forward(hidden)), self.dropout, &ctx.keys);
+        let error = model.last.forward(hidden) - ctx.floats::<2>(batch, "y")?;
+        let squares = (error.clone() * error).sum();
+        Ok(StepOutput { losses: vec![squares.clone()], scores: vec![squares] })
+    }
+
+    fn metrics(&self, totals: &Totals) -> Vec<Metric> {
+        vec![Metric::lower("rmse", totals.mean_score(0, 0).sqrt())]
     }
 }
 
@@ -120,11 +106,3 @@ struct Perceptron {
 }
 
 impl Network for Perceptron {}
-
-impl Perceptron {
-    fn forward(&self, x: Tensor<2>, rate: f32, keys: &[Key]) -> Tensor<2> {
-        let x = tanh(self.first.forward(x));
-        let x = dropout(tanh(self.second.forward(x)), rate, keys);
-        self.last.forward(x)
-    }
-}

@@ -14,8 +14,8 @@ use anyhow::Context;
 use hetseq_data::source::text::Lines;
 use hetseq_fs::AtomicFile;
 use hetseq_metrics::thousands;
-use hetseq_train::TrainError;
-use hetseq_train::inference::generate::{GenerateOptions, Generator, Translation};
+use hetseq_train::inference::{GenerateOptions, Generator, Translation};
+use hetseq_train::{Tasks, TrainError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 pub(crate) use args::GenerateArgs;
@@ -29,7 +29,7 @@ const WINDOW: usize = 20_000;
 /// Cut or empty lines that are reported one by one; the summary counts the others.
 const MAX_NOTES: u64 = 10;
 
-pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn generate(tasks: &Tasks, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let devices = hetseq_train::devices_named(&args.devices)
         .map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
     let options = GenerateOptions {
@@ -47,7 +47,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         let reason = format!("--n-best {n_best} needs a beam at least as wide: --beam {n_best}");
         return Err(TrainError::Config(reason).into());
     }
-    let mut generator = Generator::open(&args.model, options)?;
+    let mut generator = tasks.generator(&args.model, options)?;
     eprint_line(&format!("translating with {}", generator.checkpoint().display()));
     if args.interactive {
         return interactive(&mut generator, args);

@@ -173,3 +173,25 @@ fn the_architecture_names_files_that_exist() {
         assert!(found, "ARCHITECTURE.md names `{name}`, which does not exist");
     }
 }
+
+/// The list under "One update" starts each item with the calls that the loop makes, in its order.
+#[test]
+fn the_architecture_lists_the_loop_call_by_call() {
+    let text = fs::read_to_string(crates().join("../ARCHITECTURE.md")).unwrap();
+    let section = text.split("## One update").nth(1).unwrap().split("\n## ").next().unwrap();
+    let is_item = |line: &&str| line.starts_with(|first: char| first.is_ascii_digit());
+    let calls = |line: &str| -> Vec<String> {
+        let names = line.split(": ").next().unwrap();
+        names.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    };
+    let listed: Vec<String> = section.lines().filter(is_item).flat_map(calls).collect();
+    assert!(listed.len() >= 7, "{listed:?}");
+
+    let source = fs::read_to_string(crates().join("hetseq-train/src/trainer/mod.rs")).unwrap();
+    let run = source.split("    fn run(&mut self)").nth(1).unwrap().split("\n    }\n").next().unwrap();
+    assert!(run.lines().count() < 60, "the loop has {} lines", run.lines().count());
+    let body = run.split("while let").nth(1).unwrap().split("\n        }\n").next().unwrap();
+    let called = |call: &str| call.split('(').next().unwrap_or_default().to_owned();
+    let calls: Vec<String> = body.split("self.").skip(1).map(called).filter(|name| listed.contains(name)).collect();
+    assert_eq!(calls, listed);
+}

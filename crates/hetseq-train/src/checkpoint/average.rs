@@ -120,7 +120,7 @@ fn mean(checkpoints: &[PathBuf]) -> Result<(Layout, Vec<f32>), TrainError> {
     let mut sums: Vec<f64> = Vec::new();
     for (number, path) in checkpoints.iter().enumerate() {
         let file = path.join(WEIGHTS);
-        let tensors = read_tensors(&file).map_err(|reason| TrainError::Checkpoint { path: path.clone(), reason })?;
+        let tensors = read_tensors(&file).map_err(TrainError::checkpoint(path))?;
         if number == 0 {
             layout = Layout::new(tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())))?;
             sums = vec![0.0; layout.len()];

@@ -31,7 +31,7 @@ pub fn export(from: &Path, to: &Path, dtype: Dtype) -> Result<Exported, TrainErr
     if fs::symlink_metadata(to).is_ok() {
         return Err(TrainError::Config(format!("{} exists already; choose a new directory", to.display())));
     }
-    weights::check(&checkpoint).map_err(|reason| TrainError::Checkpoint { path: checkpoint.clone(), reason })?;
+    weights::check(&checkpoint).map_err(TrainError::checkpoint(&checkpoint))?;
     let doing = format!("exporting {} to {}", checkpoint.display(), to.display());
     let files = create_dir_atomically(to, |dir| {
         copy_files(&checkpoint, dir, |weights| match dtype {

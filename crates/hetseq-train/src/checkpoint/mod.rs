@@ -16,6 +16,7 @@ mod tensors;
 pub(crate) mod tests;
 mod verify;
 pub mod weights;
+mod weights_error;
 mod writer;
 
 pub(crate) use disk_space::free_bytes;
@@ -25,4 +26,5 @@ pub use store::Checkpoints;
 pub(crate) use store::{Restored, STATE, Saved, WEIGHTS, load, step_of};
 pub(crate) use tensors::write_flat;
 pub(crate) use verify::{CheckpointPart, first_intact, verify};
+pub use weights_error::{TensorProblem, WeightsError};
 pub(crate) use writer::{CheckpointWriter, RETRY, SaveStatus};

@@ -297,13 +297,14 @@ fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
 
 /// Loads an intact checkpoint for a model with this layout.
 pub(crate) fn load(path: &Path, layout: &Layout) -> Result<Restored, TrainError> {
-    let failed = |reason: String| TrainError::Checkpoint { path: path.to_owned(), reason };
     let manifest = verify(path, CheckpointPart::All)?;
     let state = fs::read(path.join(STATE)).map_err(|error| verify::unreadable(path, STATE, error))?;
-    let state = serde_json::from_slice(&state).map_err(|error| failed(format!("{STATE}: {error}")))?;
+    let state =
+        serde_json::from_slice(&state).map_err(|error| TrainError::checkpoint(path)(format!("{STATE}: {error}")))?;
     verify::check_state(path, &state, manifest.as_ref())?;
-    let slots = tensors::read_slots(&path.join(SLOTS)).map_err(failed)?;
+    let slots = tensors::read_slots(&path.join(SLOTS)).map_err(TrainError::checkpoint(path))?;
     let unchanged = |name: &str| Some(name.to_owned());
-    let parameters = weights::read_all(&path.join(WEIGHTS), layout, &unchanged).map_err(failed)?;
+    let parameters =
+        weights::read_all(&path.join(WEIGHTS), layout, &unchanged).map_err(TrainError::checkpoint(path))?;
     Ok(Restored { parameters, slots, state, manifest })
 }

@@ -10,6 +10,8 @@ use hetseq_optim::Layout;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, SafeTensors, View};
 
+use super::weights_error::{TensorProblem, WeightsError};
+
 /// A borrowed f32 tensor.
 struct F32View<'a> {
     shape: Vec<usize>,
@@ -67,12 +69,14 @@ fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a String, F32View<'a>
     fs::set_permissions(path, permissions)
 }
 
-pub(super) fn read_slots(path: &Path) -> Result<Vec<(String, Vec<f32>)>, String> {
-    let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    let file = parse(path, &bytes)?;
+pub(super) fn read_slots(path: &Path) -> Result<Vec<(String, Vec<f32>)>, WeightsError> {
+    let bytes = fs::read(path)?;
+    let file =
+        SafeTensors::deserialize(&bytes).map_err(|reason| WeightsError::Damaged { path: path.to_owned(), reason })?;
     let slot = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
         if tensor.dtype() != Dtype::F32 {
-            return Err(format!("{}: {name} is {:?}, not F32", path.display(), tensor.dtype()));
+            let problem = TensorProblem::NotF32(format!("{:?}", tensor.dtype()));
+            return Err(WeightsError::Tensor { path: path.to_owned(), tensor: name, problem });
         }
         let mut values = vec![0.0; tensor.data().len() / 4];
         copy_le(tensor.data(), &mut values);
@@ -84,10 +88,6 @@ pub(super) fn read_slots(path: &Path) -> Result<Vec<(String, Vec<f32>)>, String>
 /// Number of tensors in `bytes`, which must be the whole content of a file.
 pub(super) fn count(bytes: &[u8]) -> Result<usize, SafeTensorError> {
     SafeTensors::deserialize(bytes).map(|file| file.len())
-}
-
-fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>, String> {
-    SafeTensors::deserialize(bytes).map_err(|error| format!("{} is damaged: {error}", path.display()))
 }
 
 fn copy_le(bytes: &[u8], out: &mut [f32]) {

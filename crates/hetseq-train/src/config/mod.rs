@@ -11,5 +11,6 @@ mod schema;
 mod validate;
 
 pub use file::{ConfigSource, suggest};
+pub(crate) use optim::Optim;
 pub(crate) use renamed::task as current_task_name;
 pub use schema::*;

@@ -9,12 +9,13 @@ use hetseq_metrics::Change;
 use hetseq_optim::Layout;
 use toml::{Table, Value};
 
-use super::{Config, renamed};
+use super::renamed;
 use crate::error::TrainError;
-use crate::task::Task;
+use crate::task::OpenedTask;
+use crate::task::compute::TaskKeys;
 
-/// Keys that may differ between ranks, besides those that a task names ([`Task::PATH_KEYS`],
-/// [`Task::LOCAL_KEYS`]). A section name means all its keys.
+/// Keys that may differ between ranks, besides those that a task names
+/// (`Task::PATH_KEYS`, `Task::LOCAL_KEYS`). A section name means all its keys.
 const LOCAL: [&str; 13] = [
     "run.dir",
     "run.devices",
@@ -34,43 +35,36 @@ const LOCAL: [&str; 13] = [
 /// Keys of a local section that must still be equal on all ranks.
 const SHARED: [&str; 3] = ["comm.wire_dtype", "comm.algorithm", "comm.measure_links"];
 
-pub(crate) fn identity<T: Task>(
-    command: &str,
-    config: &Config<T::Config>,
-    task: &T,
-    layout: &Layout,
-) -> Result<Identity, TrainError> {
+pub(crate) fn identity(command: &str, task: &OpenedTask, layout: &Layout) -> Result<Identity, TrainError> {
     let mut identity = Identity::new()
         .with("command", command)
         .with("version", env!("CARGO_PKG_VERSION"))
         .with("build", crate::BUILD)
-        .with("data", task.fingerprint())
+        .with("data", task.data.fingerprint())
         .with("layout", format!("{:016x}", layout.hash()));
-    for (key, value) in run_keys::<T>(config)? {
+    let table: Table = task
+        .config
+        .parse()
+        .map_err(|error| TrainError::Config(format!("the resolved config cannot be read as TOML: {error}")))?;
+    for (key, value) in keys_of(task.keys, &table) {
         identity = identity.with(key, value);
     }
     // Files may define the model beyond its layout. Their content must be equal, their paths may
     // differ.
-    for (name, content) in task.files() {
-        identity = identity.with(name, blake3::hash(&content).to_hex()[..16].to_owned());
+    for (name, content) in task.compute.hugging_face().files() {
+        identity = identity.with(name, hetseq_data::fingerprint(&content));
     }
     Ok(identity)
 }
 
 /// Every key of the config that is not local, with its value as TOML.
-fn run_keys<T: Task>(config: &Config<T::Config>) -> Result<Vec<(String, String)>, TrainError> {
-    let table = Table::try_from(config)
-        .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
-    Ok(keys_of::<T>(&table))
-}
-
-fn keys_of<T: Task>(table: &Table) -> Vec<(String, String)> {
+fn keys_of(task: TaskKeys, table: &Table) -> Vec<(String, String)> {
     let mut keys = Vec::new();
     flatten("", table, &mut keys);
     let is_in = |key: &str, locals: &[&str]| locals.iter().any(|local| is_under(key, local));
     let is_local = |key: &str| {
         is_in(key, &LOCAL)
-            || key.strip_prefix("task.").is_some_and(|key| is_in(key, T::PATH_KEYS) || is_in(key, T::LOCAL_KEYS))
+            || key.strip_prefix("task.").is_some_and(|key| is_in(key, task.paths) || is_in(key, task.local))
     };
     keys.retain(|(key, _)| SHARED.contains(&key.as_str()) || !is_local(key));
     keys
@@ -83,11 +77,11 @@ fn is_under(key: &str, section: &str) -> bool {
 
 /// The run keys that differ between two resolved configs, `then` and `now`; none if one of them
 /// cannot be read.
-pub(crate) fn changed<T: Task>(then: &str, now: &str) -> Vec<Change> {
+pub(crate) fn changed(task: TaskKeys, then: &str, now: &str) -> Vec<Change> {
     let keys = |text: &str| -> BTreeMap<String, String> {
         let Ok(mut table) = text.parse::<Table>() else { return BTreeMap::new() };
         renamed::rename(&mut table);
-        keys_of::<T>(&table).into_iter().collect()
+        keys_of(task, &table).into_iter().collect()
     };
     let (then, now) = (keys(then), keys(now));
     if then.is_empty() || now.is_empty() {
@@ -111,8 +105,8 @@ fn flatten(prefix: &str, table: &Table, keys: &mut Vec<(String, String)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::Task;
     use crate::tasks::bert::BertTask;
-    use crate::tasks::synthetic_bert::SyntheticBert;
 
     #[test]
     fn changed_run_keys_are_found() {
@@ -128,24 +122,26 @@ mod tests {
             change("optim.eps", Some("0.5"), None),
             change("optim.lr", Some("0.1"), Some("0.2")),
         ];
-        assert_eq!(changed::<SyntheticBert>(then, now), expected);
-        assert_eq!(changed::<SyntheticBert>(then, then), []);
-        assert_eq!(changed::<SyntheticBert>("not a config [", now), []);
+        assert_eq!(changed(TaskKeys::default(), then, now), expected);
+        assert_eq!(changed(TaskKeys::default(), then, then), []);
+        assert_eq!(changed(TaskKeys::default(), "not a config [", now), []);
         // A run directory of an older version: renamed keys have not changed.
         let old = "[run]\ntask = 'masked-words'\n[comm]\nwire = 'bf16'\n";
         let new = "[run]\ntask = 'synthetic-bert'\n[comm]\nwire_dtype = 'bf16'\n";
-        assert_eq!(changed::<SyntheticBert>(old, new), []);
+        assert_eq!(changed(TaskKeys::default(), old, new), []);
     }
 
     /// The meaning of a key depends on the task: `init` may be the file of BERT's initial weights,
     /// or the initialization method of another task.
     #[test]
     fn a_key_is_local_only_to_the_task_that_says_so() {
-        fn compared<T: Task>() -> Vec<String> {
-            let text = "[run]\nseed = 1\ndir = 'a'\n[task]\ninit = 'xavier'\nrecompute = true\n[comm]\nwire_dtype = 'f32'\nshard_weight = 1.0\n";
-            keys_of::<T>(&text.parse().unwrap()).into_iter().map(|(key, _)| key).collect()
-        }
-        assert_eq!(compared::<SyntheticBert>(), ["comm.wire_dtype", "run.seed", "task.init", "task.recompute"]);
-        assert_eq!(compared::<BertTask>(), ["comm.wire_dtype", "run.seed"]);
+        let text = "[run]\nseed = 1\ndir = 'a'\n[task]\ninit = 'xavier'\nrecompute = true\n\
+                    [comm]\nwire_dtype = 'f32'\nshard_weight = 1.0\n";
+        let compared = |keys: TaskKeys| -> Vec<String> {
+            keys_of(keys, &text.parse().unwrap()).into_iter().map(|(key, _)| key).collect()
+        };
+        let bert = TaskKeys { paths: BertTask::PATH_KEYS, local: BertTask::LOCAL_KEYS };
+        assert_eq!(compared(TaskKeys::default()), ["comm.wire_dtype", "run.seed", "task.init", "task.recompute"]);
+        assert_eq!(compared(bert), ["comm.wire_dtype", "run.seed"]);
     }
 }

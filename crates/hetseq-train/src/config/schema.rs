@@ -22,7 +22,7 @@ use super::optim::Optim;
 pub struct Config<C> {
     pub run: Run,
     pub task: C,
-    pub batch: Batch,
+    pub batch: Batching,
     pub optim: Optim,
     #[serde(default)]
     pub valid: Valid,
@@ -35,6 +35,17 @@ pub struct Config<C> {
     #[serde(default)]
     pub debug: Debug,
 }
+
+impl<C> Config<C> {
+    /// The same config with another table for the task.
+    pub(crate) fn with_task<D>(self, task: D) -> Config<D> {
+        let Config { run, task: _, batch, optim, valid, checkpoint, comm, emulate, debug } = self;
+        Config { run, task, batch, optim, valid, checkpoint, comm, emulate, debug }
+    }
+}
+
+/// The config of a run whose task is opened: the trainer does not read the task's table.
+pub(crate) type RunConfig = Config<toml::Table>;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,7 +91,7 @@ pub struct Run {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Batch {
+pub struct Batching {
     /// Samples per update over all machines, or `"4096 tokens"`.
     pub global: GlobalBatch,
     /// The most padded tokens in one micro-batch on this machine's devices.

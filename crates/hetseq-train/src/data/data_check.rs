@@ -6,6 +6,7 @@
 //! thread continues to read; no checkpoint is saved before the data of all ranks has passed.
 //! [`Session`](crate::trainer::session::Session) starts the check, the trainer polls it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use hetseq_comm::Group;
@@ -14,8 +15,7 @@ use hetseq_data::{ChecksummedFile, Status, Verification};
 use hetseq_metrics::bytes;
 
 use crate::error::TrainError;
-use crate::profiling::cluster::undecodable;
-use crate::task::TaskError;
+use crate::trainer::messages;
 
 /// How long the start of a run waits for the check.
 const START_WAIT: Duration = Duration::from_secs(5);
@@ -25,7 +25,7 @@ const LOG_AFTER: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) struct DataCheck {
-    task: &'static str,
+    task: Arc<str>,
     /// None if no file has a checksum, which is then so on all ranks.
     verification: Option<Verification>,
     is_in_background: bool,
@@ -35,14 +35,15 @@ pub(crate) struct DataCheck {
 
 impl DataCheck {
     /// Starts to read the files, and waits for a few seconds.
-    pub(crate) fn begin(task: &'static str, files: Vec<ChecksummedFile>) -> Result<Self, TrainError> {
+    pub(crate) fn begin(task: &Arc<str>, files: Vec<ChecksummedFile>) -> Result<Self, TrainError> {
         Self::begin_within(START_WAIT, task, files)
     }
 
-    fn begin_within(limit: Duration, task: &'static str, files: Vec<ChecksummedFile>) -> Result<Self, TrainError> {
+    fn begin_within(limit: Duration, task: &Arc<str>, files: Vec<ChecksummedFile>) -> Result<Self, TrainError> {
         let has_none = files.is_empty();
         let verification = Verification::start(files, cache_dir().as_deref(), SystemTime::now());
-        let mut check = DataCheck { task, verification: None, is_in_background: false, has_passed: has_none };
+        let mut check =
+            DataCheck { task: task.clone(), verification: None, is_in_background: false, has_passed: has_none };
         let mut status = verification.wait(LOG_AFTER.min(limit));
         if status == Status::Running {
             tracing::info!("comparing {} of data with its checksums", bytes(verification.total_bytes()));
@@ -103,7 +104,7 @@ impl DataCheck {
                     ));
                 }
             }
-            if have_all_passed(self.task, group, &status)? {
+            if have_all_passed(&self.task, group, &status)? {
                 self.has_passed = true;
                 return self.poll();
             }
@@ -115,22 +116,19 @@ impl DataCheck {
     }
 
     fn damage_error(&self, reason: String) -> TrainError {
-        damage_error(self.task, reason)
+        damage_error(&self.task, reason)
     }
 }
 
 /// Exchanges the status of all ranks. Returns whether the data of all has passed.
-fn have_all_passed(task: &'static str, group: &mut Group, status: &Status) -> Result<bool, TrainError> {
-    let status: Option<Result<(), &String>> = match status {
+fn have_all_passed(task: &str, group: &mut Group, status: &Status) -> Result<bool, TrainError> {
+    let status: Option<Result<(), String>> = match status {
         Status::Running => None,
         Status::Passed => Some(Ok(())),
-        Status::Failed(reason) => Some(Err(reason)),
+        Status::Failed(reason) => Some(Err(reason.clone())),
     };
-    let bytes = postcard::to_stdvec(&status).map_err(|error| undecodable(group.rank(), &error))?;
     let mut have_passed = true;
-    for (rank, bytes) in group.all_gather_bytes(&bytes)?.iter().enumerate() {
-        let status: Option<Result<(), String>> =
-            postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
+    for (rank, status) in messages::all_gather(group, &status)?.into_iter().enumerate() {
         match status {
             Some(Ok(())) => {}
             None => have_passed = false,
@@ -143,8 +141,8 @@ fn have_all_passed(task: &'static str, group: &mut Group, status: &Status) -> Re
     Ok(have_passed)
 }
 
-fn damage_error(task: &'static str, reason: String) -> TrainError {
-    TrainError::Task { task, reason: TaskError::Other(reason) }
+fn damage_error(task: &str, reason: String) -> TrainError {
+    TrainError::Task { task: task.to_owned(), reason: reason.into() }
 }
 
 fn progress(verification: &Verification) -> String {
@@ -178,10 +176,10 @@ mod tests {
     #[test]
     fn damage_is_an_error_at_the_start_or_soon_after() {
         let dir = tempfile::tempdir().unwrap();
-        let error = DataCheck::begin("toy", shard(dir.path(), true)).err().unwrap().to_string();
+        let error = DataCheck::begin(&"toy".into(), shard(dir.path(), true)).err().unwrap().to_string();
         assert!(error.contains("task toy: ") && error.contains("bad.tokens"), "{error}");
         // As with a corpus too large to check before the run starts.
-        if let Ok(mut check) = DataCheck::begin_within(Duration::ZERO, "toy", shard(dir.path(), true)) {
+        if let Ok(mut check) = DataCheck::begin_within(Duration::ZERO, &"toy".into(), shard(dir.path(), true)) {
             let until = Instant::now() + Duration::from_secs(60);
             while check.poll().is_ok() {
                 assert!(Instant::now() < until, "it passed");
@@ -200,7 +198,7 @@ mod tests {
                     let files = shard(dir.path(), is_damaged && rank == 1);
                     let verification = Verification::start(files, None, SystemTime::now());
                     let mut check = DataCheck {
-                        task: "toy",
+                        task: "toy".into(),
                         verification: Some(verification),
                         is_in_background: true,
                         has_passed: false,

@@ -5,36 +5,30 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hetseq_comm::Waker;
 use hetseq_kernels::Dtype;
-use hetseq_optim::Layout;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::thread::{DeviceCommand, DeviceReply, DeviceThread, StepDone};
-use super::{DeviceKind, DeviceSpec, PrecisionPolicy};
+use super::thread::{DeviceCommand, DeviceReply, DeviceSetup, DeviceThread, WorkDone};
+use super::{DeviceKind, DeviceSpec};
 use crate::devices::backend;
 use crate::error::TrainError;
-use crate::task::Task;
-
-pub(super) const COMPUTING: &str = "computing gradients";
+use crate::task::ComputeError;
 
 /// A slow GPU is logged after this time, and again each time the wait has doubled: its first steps
 /// take long.
 const FIRST_NOTICE: Duration = Duration::from_secs(4);
 
-pub(super) struct DeviceHandle<T: Task> {
+pub(super) struct DeviceHandle {
     pub(super) spec: DeviceSpec,
     /// The dtype of its products, once it is ready.
     pub(super) precision: Dtype,
     /// It failed and is no longer used.
     pub(super) is_lost: bool,
-    commands: Sender<DeviceCommand<T>>,
-    replies: Receiver<Result<DeviceReply, String>>,
-    /// A reply that was received but not yet processed.
-    received: Option<Result<DeviceReply, String>>,
+    commands: Sender<DeviceCommand>,
+    replies: Receiver<Result<DeviceReply, ComputeError>>,
     /// Number of replies to skip: those of a replacement that opens in the background.
     replies_to_skip: usize,
     hang_timeout: Duration,
@@ -65,28 +59,14 @@ impl Progress {
     }
 }
 
-impl<T: Task> DeviceHandle<T> {
+impl DeviceHandle {
     /// Starts the device thread. [`DeviceHandle::ready`] reports whether the device works.
-    pub(super) fn start(
-        spec: &DeviceSpec,
-        task: &Arc<T>,
-        layout: &Arc<Layout>,
-        policy: PrecisionPolicy,
-        waker: &Arc<OnceLock<Waker>>,
-        hang_timeout: Duration,
-    ) -> Result<Self, TrainError> {
+    pub(super) fn start(spec: &DeviceSpec, setup: &DeviceSetup) -> Result<Self, TrainError> {
         let (commands, inbox) = channel();
         let (outbox, replies) = channel();
         let pool = thread_pool(spec)?;
         let progress = Progress { steps: Arc::default(), seen: Cell::new((0, Instant::now())) };
-        let thread = DeviceThread::new(
-            spec.clone(),
-            task.clone(),
-            layout.clone(),
-            waker.clone(),
-            policy,
-            progress.steps.clone(),
-        );
+        let thread = DeviceThread::new(spec.clone(), setup.clone(), progress.steps.clone());
         std::thread::Builder::new()
             .name(spec.name.clone())
             .spawn(move || pool.install(move || thread.run(inbox, outbox)))
@@ -97,25 +77,24 @@ impl<T: Task> DeviceHandle<T> {
             is_lost: false,
             commands,
             replies,
-            received: None,
             replies_to_skip: 0,
-            hang_timeout,
+            hang_timeout: setup.hang_timeout,
             progress,
             notice_at: Cell::new(FIRST_NOTICE),
         })
     }
 
     /// Waits until the device is open and has built its replica.
-    pub(super) fn ready(&mut self) -> Result<(), String> {
+    pub(super) fn ready(&mut self) -> Result<(), ComputeError> {
         match self.wait_for_reply("starting")? {
             DeviceReply::Ready(precision) => self.precision = precision,
-            _ => return Err("unexpected reply".to_owned()),
+            _ => return Err(ComputeError::UnexpectedReply),
         }
         Ok(())
     }
 
     /// Sends a command. If the thread has ended, receiving the reply fails.
-    pub(super) fn send(&self, command: DeviceCommand<T>) {
+    pub(super) fn send(&self, command: DeviceCommand) {
         self.notice_at.set(FIRST_NOTICE);
         self.progress.restart();
         _ = self.commands.send(command);
@@ -131,54 +110,53 @@ impl<T: Task> DeviceHandle<T> {
     }
 
     /// Waits for the reply to the last command.
-    pub(super) fn wait_for_reply(&mut self, doing: &'static str) -> Result<DeviceReply, String> {
+    pub(super) fn wait_for_reply(&mut self, doing: &'static str) -> Result<DeviceReply, ComputeError> {
         loop {
-            self.wait();
-            if let Some(reply) = self.poll(doing)? {
+            if let Some(reply) = self.poll_within(self.longest_wait(), doing)? {
                 return Ok(reply);
             }
         }
     }
 
-    /// Waits up to a second for a reply, and keeps it for [`DeviceHandle::poll`].
-    pub(super) fn wait(&mut self) {
+    /// How long to wait before looking again: up to a second, and not beyond a deadline.
+    pub(super) fn longest_wait(&self) -> Duration {
         let left = self.hang_timeout.saturating_sub(self.progress.idle()).min(self.notice_at.get());
-        let slice = left.clamp(Duration::from_millis(1), Duration::from_secs(1));
-        self.received = self.received.take().or_else(|| self.receive(slice));
+        left.clamp(Duration::from_millis(1), Duration::from_secs(1))
     }
 
-    /// Returns the device's part of the update, if it is done.
-    pub(super) fn poll_step(&mut self) -> Result<Option<StepDone>, String> {
-        match self.poll(COMPUTING)? {
+    /// Returns the result of the oldest work that it was given, if it is done. Never waits.
+    pub(super) fn poll_work(&mut self, doing: &'static str) -> Result<Option<WorkDone>, ComputeError> {
+        match self.poll_within(Duration::ZERO, doing)? {
             None => Ok(None),
-            Some(DeviceReply::Trained(done)) => Ok(Some(done)),
-            Some(_) => Err("unexpected reply".to_owned()),
+            Some(DeviceReply::Done(done)) => Ok(Some(done)),
+            Some(_) => Err(ComputeError::UnexpectedReply),
         }
     }
 
-    /// Returns the next reply, if there is one. Fails if the device hangs.
-    fn poll(&mut self, doing: &'static str) -> Result<Option<DeviceReply>, String> {
-        while let Some(reply) = self.received.take().or_else(|| self.receive(Duration::ZERO)) {
+    /// Returns the next reply, if there is one within `limit`. Fails if the device hangs.
+    fn poll_within(&mut self, limit: Duration, doing: &'static str) -> Result<Option<DeviceReply>, ComputeError> {
+        let mut limit = limit;
+        while let Some(reply) = self.receive(limit) {
             match reply? {
                 DeviceReply::Ready(precision) if self.replies_to_skip > 0 => self.precision = precision,
                 DeviceReply::Loaded if self.replies_to_skip > 0 => {}
                 reply => return Ok(Some(reply)),
             }
             self.replies_to_skip -= 1;
+            limit = Duration::ZERO;
         }
         let idle = self.progress.idle();
         if idle > self.hang_timeout {
-            let seconds = self.hang_timeout.as_secs_f64();
-            return Err(format!("it hangs: it completed nothing for {seconds} s (a third of comm.progress_s)"));
+            return Err(ComputeError::Hung(self.hang_timeout));
         }
         self.log_if_slow(doing, idle);
         Ok(None)
     }
 
-    fn receive(&self, timeout: Duration) -> Option<Result<DeviceReply, String>> {
+    fn receive(&self, timeout: Duration) -> Option<Result<DeviceReply, ComputeError>> {
         match self.replies.recv_timeout(timeout) {
             Ok(reply) => Some(reply),
-            Err(RecvTimeoutError::Disconnected) => Some(Err("its thread has ended".to_owned())),
+            Err(RecvTimeoutError::Disconnected) => Some(Err(ComputeError::ThreadEnded)),
             Err(RecvTimeoutError::Timeout) => None,
         }
     }
@@ -193,8 +171,8 @@ impl<T: Task> DeviceHandle<T> {
         }
     }
 
-    pub(super) fn failed(&self, doing: &'static str, reason: String) -> TrainError {
-        TrainError::Device { device: self.spec.name.clone(), doing, reason }
+    pub(super) fn failed(&self, doing: &'static str, reason: impl ToString) -> TrainError {
+        TrainError::Device { device: self.spec.name.clone(), doing, reason: reason.to_string() }
     }
 }
 

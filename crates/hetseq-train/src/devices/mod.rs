@@ -1,8 +1,11 @@
 //! The devices of this process. The trainer calls `pool`; `spec` parses device names; `handle` and
-//! `thread` are the two ends of a device; `replica` is its copy of the model; `params` converts
-//! between tensors and the flat buffer. Only `backend` asks Burn for devices.
+//! `thread` are the two ends of a device. They know models only as `task::Compute`, which
+//! `burn_compute` implements: `replica` is a device's copy of a Burn model, `params` converts
+//! between tensors and the flat buffer, and only `backend` asks Burn for devices.
 
 pub mod backend;
+pub(crate) mod burn_compute;
+mod done_signal;
 mod handle;
 pub(crate) mod memory;
 pub(crate) mod params;
@@ -18,4 +21,3 @@ pub use pool::devices_named;
 pub(crate) use pool::{DeviceReport, Devices, FaultInjection, LocalSum, Lost, StepParams};
 pub use precision_policy::PrecisionPolicy;
 pub use spec::{Api, DeviceKind, DeviceSpec};
-pub(crate) use thread::catch_panic;

@@ -15,6 +15,8 @@ use hetseq_models::{Network, ParameterPath};
 use hetseq_optim::{Layout, OptimError};
 use hetseq_random::Key;
 
+use crate::task::ComputeError;
+
 /// Names, shapes and ranges of the parameters that require a gradient, in module order.
 pub(crate) fn layout_of<M: Module>(model: &M) -> Result<Layout, OptimError> {
     let mut visitor = LayoutVisitor::default();
@@ -141,7 +143,7 @@ impl Accumulator {
         tail: Option<Tensor<1>>,
         tail_len: usize,
         device: &Device,
-    ) -> Result<Vec<f32>, String> {
+    ) -> Result<Vec<f32>, ComputeError> {
         let mut flat = Vec::with_capacity(layout.len() + tail_len);
         let Some(tail) = tail else {
             flat.resize(layout.len() + tail_len, 0.0);
@@ -177,11 +179,13 @@ impl Accumulator {
 }
 
 /// Appends a tensor's `count` values as `f32`.
-pub(crate) fn append(tensor: Tensor<1>, count: usize, out: &mut Vec<f32>) -> Result<(), String> {
-    let data = tensor.try_into_data_as::<f32>().map_err(|error| error.to_string())?;
-    let values = data.as_slice::<f32>().map_err(|error| format!("{error:?}"))?;
+pub(crate) fn append(tensor: Tensor<1>, count: usize, out: &mut Vec<f32>) -> Result<(), ComputeError> {
+    let failed = |error: &dyn std::fmt::Display| ComputeError::from_message(error.to_string());
+    let data = tensor.try_into_data_as::<f32>().map_err(|error| failed(&error))?;
+    let values = data.as_slice::<f32>().map_err(|error| failed(&format!("{error:?}")))?;
     if values.len() != count {
-        return Err(format!("expected a tensor of {count} values, got {}", values.len()));
+        let reason = format!("it returned a tensor of {} values where {count} are expected", values.len());
+        return Err(ComputeError::Task(reason.into()));
     }
     out.extend_from_slice(values);
     Ok(())

@@ -1,5 +1,5 @@
-//! One device's copy of the model: computes gradients and evaluates micro-batches. Runs on the
-//! device thread (`thread.rs`), which turns panics into errors.
+//! One device's copy of a Burn model: computes gradients, evaluates or predicts micro-batches. Runs
+//! on the device thread (`thread.rs`). Burn reports failures by panicking; here they become errors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,131 +7,205 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use hetseq_kernels::is_host;
+use hetseq_kernels::{Dtype, is_host, with_precision};
 use hetseq_optim::Layout;
-use hetseq_random::Key;
 
+use super::StepParams;
+use super::burn_compute::catch_panic;
 use crate::data::loader::Job;
 use crate::devices::params::{self, Accumulator};
-use crate::task::{ForwardContext, StepOutput, Task, Totals};
+use crate::task::compute::GradientSums;
+use crate::task::totals::add;
+use crate::task::{ComputeError, ForwardContext, Inference, Prediction, Replica, StepOutput, Task, Totals};
 
-pub(crate) struct Replica<T: Task> {
-    task: Arc<T>,
-    layout: Arc<Layout>,
-    device: Device,
-    model: T::Model,
-    terms: usize,
+/// An open device, with autodiff.
+pub(crate) struct BurnDevice {
+    pub(crate) device: Device,
+    /// The dtype of its products.
+    pub(crate) precision: Dtype,
+    pub(crate) layout: Arc<Layout>,
     /// Micro-batches computed so far. Shows the process that the device is not stuck.
-    steps: Arc<AtomicU64>,
+    pub(crate) steps: Arc<AtomicU64>,
 }
 
-/// A device's result for one update.
-pub(crate) struct ReplicaOutput {
-    /// The flat gradient sum, then the loss sum of each term.
-    pub(crate) flat: Vec<f32>,
-    /// Time for the micro-batches.
-    pub(crate) compute: Duration,
-    /// Time after them, to download the gradients.
-    pub(crate) after: Duration,
-    /// GPU memory, not host memory. The backend keeps freed memory, so this is the peak.
-    pub(crate) held_bytes: Option<u64>,
-}
-
-impl<T: Task> Replica<T> {
-    pub(crate) fn new(task: Arc<T>, layout: Arc<Layout>, device: Device) -> Self {
-        let model = task.model(&device);
-        let terms = task.terms().len();
-        Replica { task, layout, device, model, terms, steps: Arc::default() }
+impl BurnDevice {
+    /// Runs `work` in this device's precision, and turns panics into errors.
+    fn run<R>(&self, work: impl FnOnce() -> Result<R, ComputeError>) -> Result<R, ComputeError> {
+        catch_panic(|| with_precision(self.precision, work))
     }
 
-    /// Counts micro-batches in `steps`.
-    pub(crate) fn counting(self, steps: Arc<AtomicU64>) -> Self {
-        Replica { steps, ..self }
-    }
-
-    pub(crate) fn load(&mut self, parameters: &[f32]) -> Result<(), String> {
-        self.model = params::load(self.model.clone(), parameters, &self.layout, &self.device);
-        self.wait()
+    fn load<M: Module>(&self, model: &mut M, parameters: &[f32]) -> Result<(), ComputeError> {
+        self.run(|| {
+            *model = params::load(model.clone(), parameters, &self.layout, &self.device);
+            self.wait()
+        })
     }
 
     /// Waits until the device has finished all launched work, so that times are correct. Nothing to
     /// do in host memory.
-    fn wait(&self) -> Result<(), String> {
-        if is_host(&self.device) { Ok(()) } else { self.device.sync().map_err(|error| error.to_string()) }
+    fn wait(&self) -> Result<(), ComputeError> {
+        match is_host(&self.device) {
+            true => Ok(()),
+            false => self.device.sync().map_err(|error| ComputeError::from_message(error.to_string())),
+        }
     }
 
-    /// Computes the gradients of `sum over terms of scales[t] * loss sum t`. They are added up over
-    /// the micro-batches on the device and downloaded once. Without micro-batches they are zeros.
-    pub(crate) fn gradients(&self, jobs: &[Job<T>], scales: &[f32], update_key: Key) -> Result<ReplicaOutput, String> {
+    fn count_step(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The context of a pass without an autodiff graph, which only a backward pass would free.
+    fn evaluating(&self, job: &Job) -> ForwardContext {
+        ForwardContext::evaluating(&self.device.clone().inner(), &job.micro.samples)
+    }
+}
+
+/// The model of a [`Task`].
+pub(crate) struct TrainingReplica<T: Task> {
+    task: Arc<T>,
+    on: BurnDevice,
+    model: T::Model,
+    terms: usize,
+}
+
+impl<T: Task> TrainingReplica<T> {
+    pub(crate) fn new(task: Arc<T>, on: BurnDevice) -> Self {
+        let model = task.model(&on.device);
+        let terms = task.terms().len();
+        TrainingReplica { task, on, model, terms }
+    }
+
+    fn forward(&self, model: &T::Model, job: &Job, ctx: &ForwardContext) -> Result<StepOutput, ComputeError> {
+        let output = self.task.forward(model, &job.batch, ctx)?;
+        if output.losses.len() == self.terms {
+            return Ok(output);
+        }
+        let reason = format!("it names {} loss terms but its forward returned {}", self.terms, output.losses.len());
+        Err(ComputeError::Task(reason.into()))
+    }
+
+    /// Gradients are added up over the micro-batches on the device and downloaded once.
+    fn sum_gradients(&self, jobs: &[Arc<Job>], params: &StepParams) -> Result<GradientSums, ComputeError> {
         let start = Instant::now();
+        let loss_scale = if self.on.precision == Dtype::F16 { params.loss_scale } else { 1.0 };
         let mut sums = Accumulator::default();
         let mut losses: Option<Tensor<1>> = None;
         for job in jobs {
-            let keys = job.micro.samples.iter().map(|&sample| update_key.index(u64::from(sample))).collect();
-            let ctx = ForwardContext::new(&self.device, keys);
+            let ctx = ForwardContext::training(&self.on.device, &job.micro.samples, params.update_key);
             let output = self.forward(&self.model, job, &ctx)?;
             let objective = output
                 .losses
                 .iter()
-                .zip(scales)
-                .map(|(loss, &scale)| loss.clone() * scale)
+                .zip(&params.scales)
+                .map(|(loss, &scale)| loss.clone() * (scale * loss_scale))
                 .reduce(|a, b| a + b)
-                .ok_or("the task returned no loss")?;
+                .ok_or_else(|| ComputeError::Task("it has no loss term".into()))?;
             let terms = Tensor::cat(output.losses, 0).inner();
             losses = Some(match losses {
                 Some(sum) => sum + terms,
                 None => terms,
             });
             ctx.tape.backward(&objective, |gradients| sums.add(&self.model, gradients));
-            self.steps.fetch_add(1, Ordering::Relaxed);
+            self.on.count_step();
         }
-        self.wait()?;
-        let computed = start.elapsed();
-        let flat = sums.download(&self.layout, losses, self.terms, &self.device)?;
-        let after = start.elapsed() - computed;
-        let held_bytes = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-        Ok(ReplicaOutput { flat, compute: computed, after, held_bytes })
+        self.on.wait()?;
+        let compute = start.elapsed();
+        let layout = &self.on.layout;
+        let mut flat = sums.download(layout, losses, self.terms, &self.on.device)?;
+        let after = start.elapsed() - compute;
+        let held_bytes = self.on.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+        let is_scaled = self.on.precision == Dtype::F16;
+        let has_overflowed = is_scaled && !hetseq_optim::unscale(&mut flat[..layout.len()], loss_scale);
+        Ok(GradientSums { flat, has_overflowed, compute, after, held_bytes })
     }
 
-    /// Computes sums of losses and scores without dropout. Runs without an autodiff graph, which
-    /// only a backward pass would free.
-    pub(crate) fn evaluate(&self, jobs: &[Job<T>]) -> Result<(Totals, Duration), String> {
+    fn sum_scores(&self, jobs: &[Arc<Job>]) -> Result<(Totals, Duration), ComputeError> {
         let start = Instant::now();
-        let (model, device) = (self.model.valid(), self.device.clone().inner());
+        let model = self.model.valid();
         let mut totals = Totals { counts: vec![0; self.terms], losses: vec![0.0; self.terms], ..Totals::default() };
         for job in jobs {
-            let output = self.forward(&model, job, &ForwardContext::new(&device, Vec::new()))?;
+            let output = self.forward(&model, job, &self.on.evaluating(job))?;
             totals.samples += job.micro.samples.len() as u64;
-            add(&mut totals.counts, self.task.counts(&job.batch));
-            add(&mut totals.losses, scalars(output.losses)?);
-            add(&mut totals.scores, scalars(output.scores)?);
-            self.steps.fetch_add(1, Ordering::Relaxed);
+            add(&mut totals.counts, job.batch.counts());
+            add(&mut totals.losses, &scalars(output.losses)?);
+            add(&mut totals.scores, &scalars(output.scores)?);
+            self.on.count_step();
         }
         Ok((totals, start.elapsed()))
     }
+}
 
-    fn forward(&self, model: &T::Model, job: &Job<T>, ctx: &ForwardContext) -> Result<StepOutput, String> {
-        let output = self.task.forward(model, &job.batch, ctx);
-        if output.losses.len() == self.terms {
-            return Ok(output);
-        }
-        Err(format!("the task names {} loss terms but its forward returned {}", self.terms, output.losses.len()))
+impl<T: Task> Replica for TrainingReplica<T> {
+    fn precision(&self) -> Dtype {
+        self.on.precision
+    }
+
+    fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError> {
+        self.on.load(&mut self.model, parameters)
+    }
+
+    fn gradients(&mut self, jobs: &[Arc<Job>], params: &StepParams) -> Result<GradientSums, ComputeError> {
+        self.on.run(|| self.sum_gradients(jobs, params))
+    }
+
+    fn evaluate(&mut self, jobs: &[Arc<Job>]) -> Result<(Totals, Duration), ComputeError> {
+        self.on.run(|| self.sum_scores(jobs))
+    }
+
+    fn predict(&mut self, _jobs: &[Arc<Job>]) -> Result<Vec<Prediction>, ComputeError> {
+        Err(ComputeError::Task("a task that trains does not predict".into()))
     }
 }
 
-fn scalars(sums: Vec<Tensor<1>>) -> Result<Vec<f64>, String> {
+/// The model of an [`Inference`].
+pub(crate) struct PredictingReplica<I: Inference> {
+    inference: Arc<I>,
+    on: BurnDevice,
+    model: I::Model,
+}
+
+impl<I: Inference> PredictingReplica<I> {
+    pub(crate) fn new(inference: Arc<I>, on: BurnDevice) -> Self {
+        let model = inference.model(&on.device);
+        PredictingReplica { inference, on, model }
+    }
+}
+
+impl<I: Inference> Replica for PredictingReplica<I> {
+    fn precision(&self) -> Dtype {
+        self.on.precision
+    }
+
+    fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError> {
+        self.on.load(&mut self.model, parameters)
+    }
+
+    fn gradients(&mut self, _jobs: &[Arc<Job>], _params: &StepParams) -> Result<GradientSums, ComputeError> {
+        Err(ComputeError::Task("a model opened for inference does not train".into()))
+    }
+
+    fn evaluate(&mut self, _jobs: &[Arc<Job>]) -> Result<(Totals, Duration), ComputeError> {
+        Err(ComputeError::Task("a model opened for inference has no loss".into()))
+    }
+
+    fn predict(&mut self, jobs: &[Arc<Job>]) -> Result<Vec<Prediction>, ComputeError> {
+        self.on.run(|| {
+            let model = self.model.valid();
+            let mut predictions = Vec::new();
+            for job in jobs {
+                predictions.extend(self.inference.predict(&model, &job.batch, &self.on.evaluating(job))?);
+                self.on.count_step();
+            }
+            Ok(predictions)
+        })
+    }
+}
+
+fn scalars(sums: Vec<Tensor<1>>) -> Result<Vec<f64>, ComputeError> {
     sums.into_iter()
         .map(|sum| {
             let mut value = Vec::with_capacity(1);
             params::append(sum.inner(), 1, &mut value).map(|()| f64::from(value[0]))
         })
         .collect()
-}
-
-/// Element-wise `sums += more`; grows `sums` where `more` is longer.
-pub(crate) fn add<N: Copy + Default + std::ops::AddAssign>(sums: &mut Vec<N>, more: Vec<N>) {
-    sums.resize(sums.len().max(more.len()), N::default());
-    for (sum, value) in sums.iter_mut().zip(more) {
-        *sum += value;
-    }
 }

@@ -6,9 +6,9 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use burn::module::Module;
+use burn::tensor::Device;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
-use hetseq_data::SampleLengths;
+use hetseq_data::{Batch, SampleLengths};
 use hetseq_kernels::dropout;
 use hetseq_models::Network;
 use hetseq_models::layers::Linear;
@@ -18,9 +18,9 @@ use hetseq_random::Key;
 use super::{DeviceSpec, Devices, FaultInjection, LocalSum, PrecisionPolicy, StepParams};
 use crate::data::loader::{Job, MicroBatch};
 use crate::devices::params;
-use crate::devices::replica::Replica;
 use crate::error::TrainError;
-use crate::task::{ForwardContext, Samples, Split, StepOutput, Task, TaskError};
+use crate::task::compute::ReplicaSetup;
+use crate::task::{ForwardContext, OpenedTask, Samples, Split, StepOutput, Task, TaskData, TaskError};
 
 struct Toy;
 
@@ -32,16 +32,7 @@ struct Net {
 
 impl Network for Net {}
 
-impl Task for Toy {
-    const NAME: &'static str = "toy";
-    type Config = ();
-    type Model = Net;
-    type Batch = TensorData;
-
-    fn open(_: &()) -> Result<Self, TaskError> {
-        Ok(Toy)
-    }
-
+impl TaskData for Toy {
     fn fingerprint(&self) -> String {
         String::new()
     }
@@ -50,39 +41,51 @@ impl Task for Toy {
         SampleLengths::Uniform { samples: 64, tokens: 1 }
     }
 
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
+        Ok(data(samples.ids))
+    }
+}
+
+impl Task for Toy {
+    const NAME: &'static str = "toy";
+    type Config = ();
+    type Model = Net;
+
+    fn open(_: &()) -> Result<Self, TaskError> {
+        Ok(Toy)
+    }
+
     fn model(&self, device: &Device) -> Net {
         Net { first: Linear::new(6, 16, device), last: Linear::new(16, 3, device) }
     }
 
-    fn collate(&self, samples: &Samples<'_>) -> Result<TensorData, TaskError> {
-        Ok(data(samples.ids))
-    }
-
-    fn counts(&self, batch: &TensorData) -> Vec<u64> {
-        vec![batch.shape()[0] as u64]
-    }
-
-    fn forward(&self, model: &Net, batch: &TensorData, ctx: &ForwardContext) -> StepOutput {
-        let x = Tensor::<2>::from_data(batch.clone(), &ctx.device);
+    fn forward(&self, model: &Net, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
+        let x = ctx.floats::<2>(batch, "x")?;
         let x = dropout(relu(model.first.forward(x)), 0.3, &ctx.keys);
         let out = model.last.forward(x);
-        StepOutput { losses: vec![(out.clone() * out).sum()], scores: Vec::new() }
+        Ok(StepOutput { losses: vec![(out.clone() * out).sum()], scores: Vec::new() })
     }
 }
 
-fn data(ids: &[u32]) -> TensorData {
-    let values: Vec<f32> = ids.iter().flat_map(|&id| (0..6).map(move |i| Key::root(u64::from(id)).unit(i))).collect();
-    TensorData::new(values, [ids.len(), 6])
+fn data(ids: &[u32]) -> Batch {
+    let values = ids.iter().flat_map(|&id| (0..6).map(move |i| Key::root(u64::from(id)).unit(i))).collect();
+    Batch::new([ids.len() as u64]).with_f32("x", [ids.len(), 6], values)
 }
 
-fn job(step: u32) -> Job<Toy> {
+fn job(step: u32) -> Arc<Job> {
     let samples: Vec<u32> = (step..step + 4).collect();
-    Job { batch: data(&samples), micro: MicroBatch { samples, longest: 1 } }
+    Arc::new(Job { batch: data(&samples), micro: MicroBatch { samples, longest: 1 } })
+}
+
+/// The width of its batch differs from the model's: Burn panics on the shapes.
+fn narrow() -> Arc<Job> {
+    let batch = Batch::new([2]).with_f32("x", [2, 5], vec![0.0; 10]);
+    Arc::new(Job { micro: MicroBatch { samples: vec![0, 1], longest: 1 }, batch })
 }
 
 fn gradients(
-    devices: &mut Devices<Toy>,
-    jobs: Vec<Vec<Job<Toy>>>,
+    devices: &mut Devices,
+    jobs: Vec<Vec<Arc<Job>>>,
     scale: f32,
     update_key: Key,
 ) -> Result<LocalSum, TrainError> {
@@ -94,13 +97,13 @@ fn params_of(update: u64, scale: f32, update_key: Key) -> StepParams {
     StepParams { update, scales: vec![scale], loss_scale: 1.0, update_key, epoch_key: Key::root(0) }
 }
 
-fn start(devices: &[DeviceSpec]) -> (Devices<Toy>, Arc<Layout>) {
+fn start(devices: &[DeviceSpec]) -> (Devices, Arc<Layout>) {
     start_with(devices, HANG_TIMEOUT)
 }
 
-fn start_with(devices: &[DeviceSpec], hang_timeout: Duration) -> (Devices<Toy>, Arc<Layout>) {
-    let task = Arc::new(Toy);
-    let layout = Arc::new(params::layout_of(&task.model(&Device::flex().autodiff())).unwrap());
+fn start_with(devices: &[DeviceSpec], hang_timeout: Duration) -> (Devices, Arc<Layout>) {
+    let task = OpenedTask::new(Toy, String::new());
+    let layout = Arc::new(task.compute.layout().unwrap());
     (Devices::start(&task, &layout, devices, PrecisionPolicy::default(), hang_timeout).unwrap(), layout)
 }
 
@@ -119,13 +122,15 @@ const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 fn steps() {
     let (mut devices, layout) = start(&cpus(THREADS));
     let mut parameters = initial(&layout);
-    let mut alone = Replica::new(Arc::new(Toy), layout.clone(), Device::flex().autodiff());
+    let task = OpenedTask::new(Toy, String::new());
+    let setup = ReplicaSetup { layout, policy: PrecisionPolicy::default(), steps: Arc::default() };
+    let mut alone = task.compute.open(&DeviceSpec::cpu(0, 1), &setup).unwrap();
     for step in 0..STEPS {
         let key = Key::root(1).index(u64::from(step));
         devices.load(&parameters).unwrap();
         let sum = gradients(&mut devices, (0..THREADS).map(|_| vec![job(step)]).collect(), 0.25, key).unwrap();
         alone.load(&parameters).unwrap();
-        let one = alone.gradients(&[job(step)], &[0.25], key).unwrap().flat;
+        let one = alone.gradients(&[job(step)], &params_of(0, 0.25, key)).unwrap().flat;
         // The same additions in the same order as over the devices: equal bits, or a replica
         // diverged.
         let expected: Vec<f32> = one.iter().map(|g| ((g + g) + g) + g).collect();
@@ -149,10 +154,7 @@ fn four_threads_stay_identical_for_a_thousand_steps() {
 #[test]
 fn a_panic_on_a_device_is_an_error_that_names_it() {
     let (mut devices, _) = start(&cpus(1));
-    // The width of the batch differs from the model's: Burn panics on the shapes.
-    let batch = TensorData::new(vec![0.0f32; 10], [2, 5]);
-    let jobs = vec![vec![Job { micro: MicroBatch { samples: vec![0, 1], longest: 1 }, batch }]];
-    let error = gradients(&mut devices, jobs, 1.0, Key::root(0)).err().unwrap().to_string();
+    let error = gradients(&mut devices, vec![vec![narrow()]], 1.0, Key::root(0)).err().unwrap().to_string();
     assert!(error.starts_with("cpu:0 failed while computing gradients"), "{error}");
     // The device still works.
     gradients(&mut devices, vec![vec![job(0)]], 1.0, Key::root(0)).unwrap();
@@ -210,7 +212,7 @@ fn the_others_compute_the_samples_of_a_lost_device() {
         );
         assert!(sum.devices[1].compute.is_zero() && !sum.devices[0].compute.is_zero());
     }
-    let totals = devices.evaluate(jobs(), Key::root(0)).unwrap();
+    let totals = devices.evaluate(jobs()).unwrap();
     assert_eq!(totals.iter().map(|(part, _)| part.samples).sum::<u64>(), 20);
     assert_eq!(totals[1].0.samples, 0);
 }
@@ -233,17 +235,34 @@ fn the_others_compute_the_samples_of_a_device_that_hangs() {
 
 #[test]
 fn samples_that_fail_everywhere_are_not_the_devices_fault() {
+    let (mut devices, _) = start(&cpus(3));
+    let error = gradients(&mut devices, vec![vec![narrow()], vec![], vec![]], 1.0, Key::root(0));
+    let error = error.err().unwrap().to_string();
+    assert!(error.starts_with("cpu:1 failed while computing gradients") && error.contains("width"), "{error}");
+}
+
+#[test]
+fn an_error_of_the_task_is_not_tried_on_other_devices() {
     let (mut devices, _) = start(&cpus(2));
-    let narrow = || Job {
-        micro: MicroBatch { samples: vec![0, 99], longest: 1 },
-        batch: TensorData::new(vec![0.0f32; 10], [2, 5]),
-    };
-    // Collating again gives the right width, so the second device succeeds.
-    let sum = gradients(&mut devices, vec![vec![narrow()], vec![]], 1.0, Key::root(0)).unwrap();
-    assert!(sum.lost[0].reason.contains("width"), "{}", sum.lost[0].reason);
-    // The last device fails too.
-    let error = gradients(&mut devices, vec![vec![], vec![narrow()]], 1.0, Key::root(0)).err().unwrap().to_string();
-    assert!(error.starts_with("cpu:1 failed while computing gradients"), "{error}");
+    let empty = Arc::new(Job { micro: MicroBatch { samples: vec![0], longest: 1 }, batch: Batch::new([1]) });
+    let error = gradients(&mut devices, vec![vec![empty], vec![]], 1.0, Key::root(0)).err().unwrap();
+    assert!(matches!(error, TrainError::Forward { .. }));
+    assert_eq!(error.to_string(), "task toy, computing a micro-batch: the batch has no array `x`, only none");
+    // No device was dropped.
+    let sum = gradients(&mut devices, vec![vec![job(0)], vec![job(4)]], 1.0, Key::root(0)).unwrap();
+    assert!(sum.lost.is_empty() && !sum.devices[0].compute.is_zero());
+}
+
+#[test]
+fn without_the_loaded_parameters_no_device_is_replaced() {
+    let (mut devices, layout) = start(&cpus(1));
+    // As if it were a GPU, which the CPU replaces.
+    devices.load(&initial(&layout)).unwrap();
+    let error = devices.cpu_replacement(0).err().unwrap().to_string();
+    assert!(error.contains("the parameters are no longer in memory"), "{error}");
+    let parameters = initial(&layout);
+    devices.load(&parameters).unwrap();
+    assert!(devices.cpu_replacement(0).is_ok());
 }
 
 #[test]
@@ -251,7 +270,7 @@ fn f16_gradients_are_scaled_and_overflows_are_reported() {
     let half = DeviceSpec { precision: Some(hetseq_kernels::Dtype::F16), ..DeviceSpec::cpu(0, 1) };
     let (mut devices, layout) = start(&[half]);
     devices.load(&initial(&layout)).unwrap();
-    let with = |devices: &mut Devices<Toy>, loss_scale, update| {
+    let with = |devices: &mut Devices, loss_scale, update| {
         devices.begin(vec![vec![job(0)]], StepParams { loss_scale, ..params_of(update, 1.0, Key::root(3)) });
         devices.finish().unwrap()
     };

@@ -1,62 +1,70 @@
-//! The device thread: opens the device, builds its replica, and runs commands until the channel
-//! closes. Burn reports failures by panicking; here they become error replies. Started by
+//! The device thread: opens the device with its replica of the model, and runs commands until the
+//! channel closes. Cuts micro-batches that do not fit into memory, and emulates faults. Started by
 //! `handle.rs`.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use hetseq_comm::Waker;
-use hetseq_kernels::{Dtype, with_precision};
+use hetseq_kernels::Dtype;
 use hetseq_optim::Layout;
 use hetseq_random::Key;
 
+use super::burn_compute::catch_panic;
+use super::done_signal::DoneSignal;
 use super::{DeviceSpec, FaultInjection, PrecisionPolicy, StepParams};
 use crate::data::loader::{self, Job, MicroBatch};
-use crate::devices::backend;
-use crate::devices::replica::{Replica, ReplicaOutput};
-use crate::task::{Split, Task, Totals};
+use crate::task::compute::{GradientSums, ReplicaSetup};
+use crate::task::{ComputeError, OpenedTask, Prediction, Replica, Split, Totals};
 
-pub(super) enum DeviceCommand<T: Task> {
+pub(super) enum DeviceCommand {
     Load(Arc<Vec<f32>>),
-    Train { input: DeviceInput<T>, params: Arc<StepParams>, faults: FaultInjection },
-    Evaluate { jobs: Vec<Job<T>> },
+    Run { work: Work, jobs: Vec<Arc<Job>> },
 }
 
-/// The micro-batches to compute gradients for.
-pub(super) enum DeviceInput<T: Task> {
-    /// Collated by the loader.
-    Collated(Vec<Job<T>>),
-    /// Samples of a failed device. The device that takes over collates them, so that the rank's
-    /// main thread does not wait for a disk.
-    Samples(Vec<MicroBatch>),
+/// What to do with micro-batches.
+#[derive(Clone)]
+pub(super) enum Work {
+    Train { params: Arc<StepParams>, faults: Arc<FaultInjection> },
+    Evaluate,
+    Predict,
 }
 
 pub(super) enum DeviceReply {
     /// The device is open and computes products in this precision.
     Ready(Dtype),
     Loaded,
-    Trained(StepDone),
+    Done(WorkDone),
+}
+
+/// The result of [`Work`] on one device.
+pub(super) enum WorkDone {
+    Trained {
+        sums: GradientSums,
+        /// Set if it ran out of memory: the limit on the tokens of a micro-batch that worked.
+        most_tokens: Option<u64>,
+    },
     Evaluated(Totals, Duration),
+    Predicted(Vec<Prediction>),
 }
 
-/// A device's part of an update.
-pub(super) struct StepDone {
-    pub(super) output: ReplicaOutput,
-    /// Set if it ran out of memory: the limit on the tokens of a micro-batch that worked.
-    pub(super) most_tokens: Option<u64>,
-    pub(super) has_overflowed: bool,
+/// Everything that a device thread starts with.
+#[derive(Clone)]
+pub(super) struct DeviceSetup {
+    pub(super) task: OpenedTask,
+    pub(super) layout: Arc<Layout>,
+    pub(super) policy: PrecisionPolicy,
+    /// Raised after each reply.
+    pub(super) done: Arc<DoneSignal>,
+    /// How long the device may take for one micro-batch.
+    pub(super) hang_timeout: Duration,
 }
 
-pub(super) struct DeviceThread<T: Task> {
+pub(super) struct DeviceThread {
     spec: DeviceSpec,
-    task: Arc<T>,
-    layout: Arc<Layout>,
-    waker: Arc<OnceLock<Waker>>,
-    policy: PrecisionPolicy,
+    setup: DeviceSetup,
     memory: MemoryLimit,
     /// Micro-batches and commands completed so far.
     steps: Arc<AtomicU64>,
@@ -96,191 +104,132 @@ impl MemoryLimit {
     }
 }
 
-impl<T: Task> DeviceThread<T> {
-    pub(super) fn new(
-        spec: DeviceSpec,
-        task: Arc<T>,
-        layout: Arc<Layout>,
-        waker: Arc<OnceLock<Waker>>,
-        policy: PrecisionPolicy,
-        steps: Arc<AtomicU64>,
-    ) -> Self {
-        DeviceThread { spec, task, layout, waker, policy, memory: MemoryLimit::default(), steps }
+impl DeviceThread {
+    pub(super) fn new(spec: DeviceSpec, setup: DeviceSetup, steps: Arc<AtomicU64>) -> Self {
+        DeviceThread { spec, setup, memory: MemoryLimit::default(), steps }
     }
 
-    pub(super) fn run(self, inbox: Receiver<DeviceCommand<T>>, outbox: Sender<Result<DeviceReply, String>>) {
-        let (precision, mut replica) = match self.open() {
-            Ok(opened) => opened,
-            Err(reason) => {
-                _ = outbox.send(Err(reason));
-                return;
+    pub(super) fn run(self, inbox: Receiver<DeviceCommand>, outbox: Sender<Result<DeviceReply, ComputeError>>) {
+        let DeviceSetup { task, layout, policy, .. } = self.setup.clone();
+        let setup = ReplicaSetup { layout, policy, steps: self.steps.clone() };
+        let mut replica = match catch_panic(|| task.compute.open(&self.spec, &setup)) {
+            Ok(replica) => replica,
+            Err(error) => {
+                _ = outbox.send(Err(error));
+                return self.setup.done.raise();
             }
         };
-        if outbox.send(Ok(DeviceReply::Ready(precision))).is_err() {
-            return;
+        let reply = |reply| {
+            self.steps.fetch_add(1, Ordering::Relaxed);
+            let is_read = outbox.send(reply).is_ok();
+            self.setup.done.raise();
+            is_read
+        };
+        let mut is_read = reply(Ok(DeviceReply::Ready(replica.precision())));
+        while let Some(command) = inbox.recv().ok().filter(|_| is_read) {
+            is_read = reply(self.run_command(&mut *replica, command));
         }
-        with_precision(precision, || {
-            for command in inbox {
-                let reply = self.run_command(&mut replica, command, precision);
-                self.steps.fetch_add(1, Ordering::Relaxed);
-                if outbox.send(reply).is_err() {
-                    return;
-                }
-                if let Some(waker) = self.waker.get() {
-                    waker.wake();
-                }
-            }
-        });
     }
 
-    fn open(&self) -> Result<(Dtype, Replica<T>), String> {
-        let device = backend::open(&self.spec.kind)?;
-        let precision = self.precision(|precision| backend::try_product(&device, precision))?;
-        let replica = catch_panic(|| Ok(Replica::new(self.task.clone(), self.layout.clone(), device.autodiff())))?;
-        Ok((precision, replica.counting(self.steps.clone())))
-    }
-
-    /// Chooses the precision: that of the device's name, else that of `run.precision`. `can` tests
-    /// one on the device.
-    fn precision(&self, can: impl Fn(Dtype) -> Result<(), String>) -> Result<Dtype, String> {
-        let requested = match (self.spec.precision, self.policy) {
-            (Some(precision), _) => precision,
-            (None, PrecisionPolicy::Fixed(dtype)) => dtype,
-            (None, PrecisionPolicy::Auto) if !self.spec.is_gpu() => Dtype::F32,
-            (None, PrecisionPolicy::Auto) => {
-                let lower = [Dtype::Bf16, Dtype::F16].into_iter().find(|&precision| can(precision).is_ok());
-                return Ok(lower.unwrap_or(Dtype::F32));
-            }
+    fn run_command(&self, replica: &mut dyn Replica, command: DeviceCommand) -> Result<DeviceReply, ComputeError> {
+        let (work, jobs) = match command {
+            DeviceCommand::Load(parameters) => return replica.load(&parameters).map(|()| DeviceReply::Loaded),
+            DeviceCommand::Run { work, jobs } => (work, jobs),
         };
-        can(requested).map_err(|reason| {
-            format!(
-                "{reason}. Use {}@f32 in run.devices, or run.precision = \"auto\" for the best of each device",
-                self.spec.name
-            )
-        })?;
-        Ok(requested)
+        let done = match work {
+            Work::Train { params, faults } => self.train_with_faults(replica, jobs, &params, &faults)?,
+            Work::Evaluate => replica.evaluate(&jobs).map(|(totals, time)| WorkDone::Evaluated(totals, time))?,
+            Work::Predict => WorkDone::Predicted(replica.predict(&jobs)?),
+        };
+        Ok(DeviceReply::Done(done))
     }
 
-    fn run_command(
+    fn train_with_faults(
         &self,
-        replica: &mut Replica<T>,
-        command: DeviceCommand<T>,
-        precision: Dtype,
-    ) -> Result<DeviceReply, String> {
-        match command {
-            DeviceCommand::Load(parameters) => catch_panic(|| replica.load(&parameters)).map(|()| DeviceReply::Loaded),
-            DeviceCommand::Train { input, params, faults } => {
-                let happens = |events: &[(String, u64)]| {
-                    events.iter().any(|(name, update)| *name == self.spec.name && *update == params.update)
-                };
-                if happens(&faults.lost) {
-                    return Err("device lost (emulate.lost)".to_owned());
-                }
-                while happens(&faults.hung) {
-                    std::thread::park();
-                }
-                let jobs = match input {
-                    DeviceInput::Collated(jobs) => jobs,
-                    DeviceInput::Samples(micros) => catch_panic(|| self.collate(micros, params.epoch_key))?,
-                };
-                let before = thread_cpu_time();
-                let mut done = self.train(replica, jobs, &params, &faults, precision)?;
-                if faults.slowdown > 1.0 && !done.output.compute.is_zero() {
-                    let compute = &mut done.output.compute;
-                    let busy = thread_cpu_time().zip(before).map_or(*compute, |(after, before)| after - before);
-                    let pause = busy.mul_f64(faults.slowdown - 1.0);
-                    std::thread::sleep(pause);
-                    *compute += pause;
-                }
-                Ok(DeviceReply::Trained(done))
-            }
-            DeviceCommand::Evaluate { jobs } => {
-                catch_panic(|| replica.evaluate(&jobs)).map(|(part, compute)| DeviceReply::Evaluated(part, compute))
-            }
+        replica: &mut dyn Replica,
+        jobs: Vec<Arc<Job>>,
+        params: &StepParams,
+        faults: &FaultInjection,
+    ) -> Result<WorkDone, ComputeError> {
+        let happens = |events: &[(String, u64)]| {
+            events.iter().any(|(name, update)| *name == self.spec.name && *update == params.update)
+        };
+        if happens(&faults.lost) {
+            return Err(ComputeError::Device("device lost (emulate.lost)".to_owned()));
         }
+        while happens(&faults.hung) {
+            std::thread::park();
+        }
+        let (before, has_jobs) = (thread_cpu_time(), !jobs.is_empty());
+        let (mut sums, most_tokens) = self.train(replica, jobs, params, faults)?;
+        if has_jobs && replica.precision() == Dtype::F16 && faults.overflows.contains(&params.update) {
+            sums.has_overflowed = true;
+        }
+        if faults.slowdown > 1.0 && !sums.compute.is_zero() {
+            let busy = thread_cpu_time().zip(before).map_or(sums.compute, |(after, before)| after - before);
+            let pause = busy.mul_f64(faults.slowdown - 1.0);
+            std::thread::sleep(pause);
+            sums.compute += pause;
+        }
+        Ok(WorkDone::Trained { sums, most_tokens })
     }
 
     /// Computes the jobs. If one does not fit into memory, all start over, cut to half of the size
-    /// that did not fit: the same samples, so the same sums.
+    /// that did not fit: the same samples, so the same sums. Returns that size, too.
     fn train(
         &self,
-        replica: &Replica<T>,
-        mut jobs: Vec<Job<T>>,
+        replica: &mut dyn Replica,
+        mut jobs: Vec<Arc<Job>>,
         params: &StepParams,
         faults: &FaultInjection,
-        precision: Dtype,
-    ) -> Result<StepDone, String> {
-        let largest_of = |jobs: &[Job<T>]| jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
+    ) -> Result<(GradientSums, Option<u64>), ComputeError> {
+        let largest_of = |jobs: &[Arc<Job>]| jobs.iter().map(|job| job.micro.tokens()).max().unwrap_or(0);
         if let Some(most) = self.memory.limit_of(largest_of(&jobs)) {
-            jobs = self.cut(jobs, most, params.epoch_key)?;
+            jobs = self.cut(jobs, most, params.epoch_key, "out of memory before")?;
         }
-        let loss_scale = if precision == Dtype::F16 { params.loss_scale } else { 1.0 };
-        let scales: Vec<f32> = params.scales.iter().map(|scale| scale * loss_scale).collect();
         let mut most_tokens = None;
         loop {
             let largest = largest_of(&jobs);
             let attempt = match faults.most_tokens {
-                Some(most) if largest > most => Err(format!("out of memory (emulate.memory_tokens = {most})")),
-                _ => catch_panic(|| replica.gradients(&jobs, &scales, params.update_key)),
+                Some(most) if largest > most => {
+                    Err(ComputeError::OutOfMemory(format!("out of memory (emulate.memory_tokens = {most})")))
+                }
+                _ => replica.gradients(&jobs, params),
             };
             match attempt {
-                Ok(mut output) => {
-                    self.memory.computed(largest);
-                    let mut has_overflowed = false;
-                    if precision == Dtype::F16 {
-                        let gradients = &mut output.flat[..self.layout.len()];
-                        if faults.overflows.contains(&params.update) && !jobs.is_empty() {
-                            gradients[0] = f32::INFINITY;
-                        }
-                        has_overflowed = !hetseq_optim::unscale(gradients, loss_scale);
-                    }
-                    return Ok(StepDone { output, most_tokens, has_overflowed });
-                }
-                Err(reason) if is_out_of_memory(&reason) => {
+                Err(ComputeError::OutOfMemory(reason)) => {
                     let most = self.memory.ran_out(largest);
-                    jobs = self.cut(jobs, most, params.epoch_key).map_err(|why| format!("{reason}; {why}"))?;
+                    jobs = self.cut(jobs, most, params.epoch_key, &reason)?;
                     most_tokens = Some(most);
                 }
-                Err(reason) => return Err(reason),
+                Err(error) => return Err(error),
+                Ok(sums) => {
+                    self.memory.computed(largest);
+                    return Ok((sums, most_tokens));
+                }
             }
         }
     }
 
-    /// Splits the same samples into micro-batches of at most `most` tokens.
-    fn cut(&self, jobs: Vec<Job<T>>, most: u64, epoch_key: Key) -> Result<Vec<Job<T>>, String> {
+    /// Splits the same samples into micro-batches of at most `most` tokens. `reason` says why.
+    fn cut(&self, jobs: Vec<Arc<Job>>, most: u64, epoch_key: Key, reason: &str) -> Result<Vec<Arc<Job>>, ComputeError> {
         let mut fitting = Vec::new();
-        let mut left: Vec<MicroBatch> = jobs.into_iter().rev().map(|job| job.micro).collect();
+        let mut left: Vec<MicroBatch> = jobs.iter().rev().map(|job| job.micro.clone()).collect();
         while let Some(micro) = left.pop() {
             if micro.tokens() <= most {
-                fitting.push(micro);
+                let collated = catch_panic(|| {
+                    loader::collate(&self.setup.task, Split::Train, micro, epoch_key).map_err(ComputeError::Collate)
+                })?;
+                fitting.push(Arc::new(collated.job));
             } else if micro.samples.len() > 1 {
                 let [first, second] = micro.halves();
                 left.extend([second, first]);
             } else {
-                return Err(format!(
-                    "not even one sample of {} tokens fits: use a device with more memory, a smaller model or shorter samples",
-                    micro.longest
-                ));
+                return Err(ComputeError::SampleTooLarge { reason: reason.to_owned(), tokens: micro.longest });
             }
         }
-        self.collate(fitting, epoch_key)
+        Ok(fitting)
     }
-
-    fn collate(&self, micros: Vec<MicroBatch>, epoch_key: Key) -> Result<Vec<Job<T>>, String> {
-        let collate = |micro| {
-            let collated = loader::collate(&*self.task, Split::Train, micro, epoch_key);
-            Ok(collated.map_err(|error| error.to_string())?.job)
-        };
-        micros.into_iter().map(collate).collect()
-    }
-}
-
-/// Whether a message of a backend or allocator reports a lack of memory.
-fn is_out_of_memory(reason: &str) -> bool {
-    let reason = reason.to_lowercase();
-    let phrases =
-        ["out of memory", "outofmemory", "memory allocation", "out of device memory", "can't allocate", "buffertoobig"];
-    phrases.iter().any(|phrase| reason.contains(phrase))
 }
 
 /// CPU time of this thread. An emulated slowdown multiplies it instead of wall-clock time, so that
@@ -288,12 +237,4 @@ fn is_out_of_memory(reason: &str) -> bool {
 fn thread_cpu_time() -> Option<Duration> {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     stat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
-}
-
-/// Turns a panic into an error: Burn reports failures by panicking.
-pub(crate) fn catch_panic<R>(work: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        Err(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned()))
-    })
 }

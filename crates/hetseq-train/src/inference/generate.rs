@@ -1,24 +1,27 @@
-//! Translates lines of text with a trained model. Called by `hetseq generate`.
+//! Answers lines of text with a trained model, on all devices of this machine. Called by
+//! `hetseq generate`, through the task registry.
 //!
-//! Each device is a thread with its own replica. Batches of sentences of similar length go to the
-//! next free device, the longest first. Results are in the order of the lines. If a device fails,
-//! the others continue without it.
+//! The devices are the pool that also trains. Batches of lines of similar length go to the next
+//! free device, the longest first. Results are in the order of the lines. If a device fails, the
+//! others continue without it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use burn::tensor::Device;
-use hetseq_data::TranslateTokenizer;
-use hetseq_models::beam::BeamSettings;
-use hetseq_models::transformer::{Transformer, TransformerConfig, parameter_name};
-use rayon::ThreadPool;
+use hetseq_data::{Batch, SampleLengths};
 
-use super::work_queue;
-use crate::checkpoint::Checkpoints;
 use crate::checkpoint::weights;
-use crate::devices::backend;
-use crate::devices::{DeviceSpec, catch_panic};
+use crate::config::current_task_name;
+use crate::data::loader::{Job, MicroBatch};
+use crate::devices::{DeviceSpec, Devices, PrecisionPolicy, burn_compute};
 use crate::error::TrainError;
-use crate::tasks::translation::{self, Sentence};
+use crate::task::compute::TaskKeys;
+use crate::task::{EncodedInput, Inference, OpenedTask, Prediction, Samples, Split, TaskData, TaskError};
+use crate::tasks::translation::DEFAULT_BEAM;
+
+/// How long a device may take for one batch.
+const HANG_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Settings of a [`Generator`].
 #[derive(Debug, Clone, PartialEq)]
@@ -37,12 +40,12 @@ pub struct GenerateOptions {
 
 impl GenerateOptions {
     pub fn new(devices: Vec<DeviceSpec>) -> Self {
-        let beam = translation::DEFAULT_BEAM;
+        let beam = DEFAULT_BEAM;
         GenerateOptions { devices, beam, length_penalty: 1.0, batch_tokens: 1024, max_ratio: 2.0, max_more: 10 }
     }
 
     /// Limit on the tokens of a translation of this many source tokens. At least one.
-    fn max_tokens(&self, source_tokens: usize) -> usize {
+    pub fn max_tokens(&self, source_tokens: usize) -> usize {
         let by_ratio = (self.max_ratio * source_tokens as f64) as usize;
         by_ratio.saturating_add(self.max_more).max(1)
     }
@@ -68,62 +71,78 @@ pub struct Cut {
     pub kept: usize,
 }
 
-/// A loaded translation model with its replicas.
+/// A trained model on the devices of this machine.
 pub struct Generator {
     checkpoint: PathBuf,
-    config: TransformerConfig,
-    tokenizer: TranslateTokenizer,
-    workers: Vec<Worker>,
-    options: GenerateOptions,
+    encoder: Box<dyn Encoder>,
+    devices: Devices,
+    /// Kept for a device that replaces a failed one.
+    _parameters: Arc<Vec<f32>>,
+    batch_tokens: usize,
 }
 
-struct Worker {
-    name: String,
-    pool: ThreadPool,
-    model: Transformer,
-    device: Device,
+/// The host's part of an [`Inference`], without its type.
+trait Encoder {
+    fn encode(&self, line: &str) -> Result<EncodedInput, TaskError>;
+    fn collate(&self, lines: &[&EncodedInput]) -> Result<Batch, TaskError>;
+}
+
+struct InferenceEncoder<I>(Arc<I>);
+
+impl<I: Inference> Encoder for InferenceEncoder<I> {
+    fn encode(&self, line: &str) -> Result<EncodedInput, TaskError> {
+        self.0.encode(line)
+    }
+
+    fn collate(&self, lines: &[&EncodedInput]) -> Result<Batch, TaskError> {
+        self.0.collate(lines)
+    }
+}
+
+/// The data of a model that is opened without any.
+struct NoData;
+
+impl TaskData for NoData {
+    fn fingerprint(&self) -> String {
+        String::new()
+    }
+
+    fn lengths(&self, _split: Split) -> SampleLengths {
+        SampleLengths::Uniform { samples: 0, tokens: 0 }
+    }
+
+    fn collate(&self, _samples: &Samples<'_>) -> Result<Batch, TaskError> {
+        Err("a model opened for inference has no samples".into())
+    }
 }
 
 impl Generator {
-    /// Loads a model. `path` is a run (its best checkpoint is used, else the newest), a checkpoint,
-    /// or a Hugging Face directory of a Marian model with a `tokenizer.json`.
-    pub fn open(path: &Path, options: GenerateOptions) -> Result<Self, TrainError> {
-        let checkpoint = Checkpoints::resolve(path)?;
-        let wrong = |reason| TrainError::Task { task: "generate", reason };
-        let config = translation::read_model_config(&checkpoint).map_err(wrong)?;
-        let tokenizer = TranslateTokenizer::read(&checkpoint)?;
-        translation::fits(&config, &tokenizer)
-            .map_err(|reason| TrainError::Config(format!("{}: {reason}", checkpoint.display())))?;
-        let mut workers = Vec::new();
-        for spec in &options.devices {
-            let name = spec.name.clone();
-            let failed = |reason: String| TrainError::Device { device: name.clone(), doing: "starting", reason };
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(spec.threads()).build();
-            let pool = pool.map_err(|error| failed(error.to_string()))?;
-            let device = match backend::open(&spec.kind) {
-                Ok(device) => device,
-                Err(reason) if spec.is_optional => {
-                    tracing::warn!("{name} is not used: {reason}");
-                    continue;
-                }
-                Err(reason) => return Err(failed(reason)),
-            };
-            let shares = config.share_encoder_decoder_embeddings;
-            let rename = |theirs: &str| parameter_name(theirs, shares);
-            let (model, report) =
-                weights::load_verified(Transformer::new(&config, &device), &checkpoint, &rename, &device)?;
-            if let Some(missing) = report.missing.iter().find(|name| *name != "final_logits_bias") {
-                let reason = format!("the tensor {missing} is missing, which the model of its config.json has");
-                return Err(TrainError::Checkpoint { path: checkpoint, reason });
-            }
-            workers.push(Worker { name, pool, model, device });
+    /// Loads the model of a `checkpoint` that has been verified.
+    pub(crate) fn open<I: Inference>(checkpoint: PathBuf, options: GenerateOptions) -> Result<Self, TrainError> {
+        let failed = |reason: TaskError| TrainError::Task { task: I::TASK.to_owned(), reason };
+        let inference = Arc::new(I::open(&checkpoint, &options).map_err(failed)?);
+        let task = OpenedTask {
+            name: I::TASK.into(),
+            data: Arc::new(NoData),
+            compute: Arc::new(burn_compute::predicting(inference.clone())),
+            keys: TaskKeys::default(),
+            config: "".into(),
+        };
+        let layout = Arc::new(task.compute.layout().map_err(failed)?);
+        let names = inference.hugging_face();
+        let mut parameters = task.compute.initial(&layout, 0);
+        let found = weights::read(&checkpoint, &layout, &|name: &str| names.parameter_name(name), &mut parameters)
+            .map_err(TrainError::checkpoint(&checkpoint))?;
+        if let Some(missing) = found.missing.iter().find(|name| !names.allow_missing(name)) {
+            let reason = format!("the tensor {missing} is missing, which the model of its config.json has");
+            return Err(TrainError::Checkpoint { path: checkpoint, reason });
         }
-        if workers.is_empty() {
-            return Err(TrainError::Config(
-                "none of the devices can be used (see above); use --devices cpu".to_owned(),
-            ));
-        }
-        Ok(Generator { checkpoint, config, tokenizer, workers, options })
+        let policy = PrecisionPolicy::default();
+        let mut devices = Devices::start(&task, &layout, &options.devices, policy, HANG_TIMEOUT)?;
+        let parameters = Arc::new(parameters);
+        devices.load(&parameters)?;
+        let (encoder, batch_tokens) = (Box::new(InferenceEncoder(inference)), options.batch_tokens);
+        Ok(Generator { checkpoint, encoder, devices, _parameters: parameters, batch_tokens })
     }
 
     /// Path of the loaded checkpoint.
@@ -131,45 +150,61 @@ impl Generator {
         &self.checkpoint
     }
 
-    /// Translates all lines, in their order. `done` is called with the number of lines just
-    /// completed and returns whether to continue.
+    /// Answers all lines, in their order. `done` is called with the number of lines just completed
+    /// and returns whether to continue.
     pub fn translate(
         &mut self,
         lines: &[String],
-        done: &(dyn Fn(usize) -> bool + Sync),
+        done: &dyn Fn(usize) -> bool,
     ) -> Result<Vec<Translation>, TrainError> {
         let mut translations = vec![Translation::default(); lines.len()];
-        let mut sentences: Vec<(usize, Sentence)> = Vec::new();
+        let mut encoded: Vec<(usize, EncodedInput)> = Vec::new();
         let mut empty = 0;
         for (line, text) in lines.iter().enumerate() {
             if text.trim().is_empty() {
-                translations[line] = Translation {
-                    hypotheses: vec![(String::new(), 0.0)],
-                    had_no_words: true,
-                    ..Translation::default()
-                };
+                let hypotheses = vec![(String::new(), 0.0)];
+                translations[line] = Translation { hypotheses, had_no_words: true, ..Translation::default() };
                 empty += 1;
                 continue;
             }
-            let (source, was_cut) = self.fitting(self.tokenizer.encode_source(text)?);
-            translations[line].was_cut = was_cut;
-            let limit = self.options.max_tokens(source.len());
-            sentences.push((line, Sentence { source, limit }));
+            let input = self.encoder.encode(text).map_err(|reason| self.failed(reason))?;
+            let kept = input.tokens.len();
+            translations[line].was_cut = input.tokens_before_cut.map(|tokens| Cut { tokens, kept });
+            encoded.push((line, input));
         }
         done(empty);
-        let batches = batches(sentences, self.options.batch_tokens);
-        for (line, hypotheses) in self.run(batches, done)? {
-            if !hypotheses.first().is_some_and(|best| best.score.is_finite()) {
-                return Err(self.score_not_finite(&lines[line]));
+        let jobs = self.jobs(encoded)?;
+        let mut not_finite = None;
+        self.devices.predict(jobs, &mut |job, predictions| {
+            for (&line, Prediction { candidates, tokens }) in job.micro.samples.iter().zip(predictions) {
+                if !candidates.first().is_some_and(|(_, score)| score.is_finite()) {
+                    not_finite.get_or_insert(line as usize);
+                }
+                let translation = &mut translations[line as usize];
+                (translation.hypotheses, translation.tokens) = (candidates, tokens);
             }
-            let translation = &mut translations[line];
-            translation.tokens = hypotheses.first().map_or(0, |best| best.tokens.len());
-            for hypothesis in hypotheses {
-                let text = self.tokenizer.decode_target(&hypothesis.tokens)?;
-                translation.hypotheses.push((text, hypothesis.score));
-            }
+            done(job.micro.samples.len()) && not_finite.is_none()
+        })?;
+        match not_finite {
+            Some(line) => Err(self.score_not_finite(&lines[line])),
+            None => Ok(translations),
         }
-        Ok(translations)
+    }
+
+    /// One job per batch. Its samples are the numbers of its lines.
+    fn jobs(&self, lines: Vec<(usize, EncodedInput)>) -> Result<Vec<Arc<Job>>, TrainError> {
+        let job = |lines: Vec<(usize, EncodedInput)>| {
+            let inputs: Vec<&EncodedInput> = lines.iter().map(|(_, input)| input).collect();
+            let batch = self.encoder.collate(&inputs).map_err(|reason| self.failed(reason))?;
+            let longest = inputs.iter().map(|input| input.tokens.len()).max().unwrap_or(0) as u32;
+            let samples = lines.iter().map(|(line, _)| *line as u32).collect();
+            Ok(Arc::new(Job { micro: MicroBatch { samples, longest }, batch }))
+        };
+        batches(lines, self.batch_tokens).into_iter().map(job).collect()
+    }
+
+    fn failed(&self, reason: TaskError) -> TrainError {
+        TrainError::Task { task: "generate".to_owned(), reason }
     }
 
     /// The weights are finite, but the scores are not.
@@ -178,66 +213,27 @@ impl Generator {
         let reason = format!("its scores for translations of `{line}` are not finite. Use an earlier checkpoint");
         TrainError::Checkpoint { path: self.checkpoint.clone(), reason }
     }
-
-    /// Truncates a source to the model's positions. Keeps the end token.
-    fn fitting(&self, mut source: Vec<u32>) -> (Vec<u32>, Option<Cut>) {
-        let (tokens, kept) = (source.len(), self.config.max_position_embeddings);
-        if tokens <= kept {
-            return (source, None);
-        }
-        source.truncate(kept - 1);
-        source.push(self.tokenizer.source_special().eos);
-        (source, Some(Cut { tokens, kept }))
-    }
-
-    fn run(
-        &mut self,
-        batches: Vec<Batch>,
-        done: &(dyn Fn(usize) -> bool + Sync),
-    ) -> Result<Vec<TranslatedLine>, TrainError> {
-        let settings = translation::settings(&self.config, self.options.beam, self.options.length_penalty);
-        let config = &self.config;
-        let found = work_queue::run_all(
-            &mut self.workers,
-            batches,
-            |worker, batch| worker.translate(config, batch, &settings),
-            |lines: &Vec<TranslatedLine>| done(lines.len()),
-            |error| tracing::warn!("{error}; the other devices continue without it"),
-        )?;
-        Ok(found.into_iter().flatten().collect())
-    }
 }
 
-/// The index of a line and its hypotheses.
-type TranslatedLine = (usize, Vec<hetseq_models::beam::Hypothesis>);
-type Batch = Vec<(usize, Sentence)>;
-
-impl Worker {
-    fn translate(
-        &mut self,
-        config: &TransformerConfig,
-        batch: &Batch,
-        settings: &BeamSettings,
-    ) -> Result<Vec<TranslatedLine>, TrainError> {
-        let sentences: Vec<Sentence> = batch.iter().map(|(_, sentence)| sentence.clone()).collect();
-        let Worker { name, pool, model, device } = self;
-        let translate = || pool.install(|| translation::translate(model, config, &sentences, settings, device));
-        let failed = |reason| TrainError::Device { device: name.clone(), doing: "translating", reason };
-        let found = catch_panic(|| Ok(translate())).map_err(failed)?;
-        Ok(batch.iter().map(|(line, _)| *line).zip(found).collect())
-    }
+/// The task that a checkpoint was trained with, from its `config.toml`. A directory of another
+/// program has none.
+pub(crate) fn task_of(checkpoint: &Path) -> Option<String> {
+    let text = fs_err::read_to_string(checkpoint.join("config.toml")).ok()?;
+    let config: toml::Table = text.parse().ok()?;
+    let task = config.get("run")?.get("task")?.as_str()?;
+    Some(current_task_name(task).to_owned())
 }
 
-/// Groups sentences into batches of at most `max_tokens` tokens with padding. The longest come
-/// first, so that the last batches are short.
-fn batches(mut sentences: Vec<(usize, Sentence)>, max_tokens: usize) -> Vec<Batch> {
-    sentences.sort_by_key(|(line, sentence)| (std::cmp::Reverse(sentence.source.len()), *line));
-    let mut batches: Vec<Batch> = Vec::new();
-    for (line, sentence) in sentences {
+/// Groups lines into batches of at most `max_tokens` tokens with padding. The longest come first,
+/// so that the last batches are short.
+fn batches(mut lines: Vec<(usize, EncodedInput)>, max_tokens: usize) -> Vec<Vec<(usize, EncodedInput)>> {
+    lines.sort_by_key(|(line, input)| (std::cmp::Reverse(input.tokens.len()), *line));
+    let mut batches: Vec<Vec<(usize, EncodedInput)>> = Vec::new();
+    for (line, input) in lines {
         match batches.last_mut() {
             // The first of a batch is its longest.
-            Some(batch) if (batch.len() + 1) * batch[0].1.source.len() <= max_tokens => batch.push((line, sentence)),
-            _ => batches.push(vec![(line, sentence)]),
+            Some(batch) if (batch.len() + 1) * batch[0].1.tokens.len() <= max_tokens => batch.push((line, input)),
+            _ => batches.push(vec![(line, input)]),
         }
     }
     batches
@@ -260,12 +256,13 @@ mod tests {
     #[test]
     fn batches_hold_each_line_once_and_respect_the_limit() {
         let lengths = [3, 9, 1, 40, 9, 8, 2, 7, 7, 7];
-        let sentences = lengths.iter().enumerate().map(|(line, &length)| (line, Sentence::new(vec![5; length])));
+        let input = |length| EncodedInput { tokens: vec![5; length], tokens_before_cut: None };
+        let sentences = lengths.iter().enumerate().map(|(line, &length)| (line, input(length)));
         let batches = batches(sentences.collect(), 20);
         let mut lines: Vec<usize> = batches.iter().flatten().map(|(line, _)| *line).collect();
         assert_eq!(batches[0].len(), 1, "a sentence that is too long is a separate batch");
         for batch in &batches[1..] {
-            let longest = batch.iter().map(|(_, sentence)| sentence.source.len()).max().unwrap();
+            let longest = batch.iter().map(|(_, input)| input.tokens.len()).max().unwrap();
             assert!(longest * batch.len() <= 20, "{batch:?}");
         }
         lines.sort_unstable();

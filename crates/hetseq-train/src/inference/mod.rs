@@ -1,4 +1,6 @@
-//! Inference with a trained model: translation of text files on all devices of this machine.
+//! Inference with a trained model: answers to lines of text, on all devices of this machine.
 
-pub mod generate;
-mod work_queue;
+mod generate;
+
+pub(crate) use generate::task_of;
+pub use generate::{Cut, GenerateOptions, Generator, Translation};

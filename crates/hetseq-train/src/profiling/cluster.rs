@@ -34,13 +34,13 @@ impl ClusterProfile {
         links: Vec<LinkProfile>,
         template: Profile,
     ) -> Result<Self, TrainError> {
-        // As JSON: a message of another version gives a readable error, and floats keep their
-        // value.
-        let bytes = serde_json::to_vec(&local).map_err(|error| undecodable(group.rank(), &error))?;
+        // As JSON, because a cost table may be written as one number, which JSON shows. Floats keep
+        // their value.
+        let json = serde_json::to_vec(&local).map_err(|error| TrainError::Encode { reason: error.to_string() })?;
         let (mut ranks, mut members, mut keys, mut local_devices) = (Vec::new(), Vec::new(), Vec::new(), 0..0);
-        for (rank, bytes) in group.all_gather_bytes(&bytes)?.iter().enumerate() {
+        for (rank, json) in group.all_gather_bytes(&json)?.iter().enumerate() {
             let (shard_weight, key, devices): RankReport =
-                serde_json::from_slice(bytes).map_err(|error| undecodable(rank, &error))?;
+                serde_json::from_slice(json).map_err(|error| TrainError::Decode { rank, reason: error.to_string() })?;
             keys.push(key);
             let first = members.len();
             members.extend(devices.iter().map(|device| (rank, device.name.clone())));
@@ -93,16 +93,5 @@ impl ClusterProfile {
             longest: tokens[range.clone()].iter().copied().max().unwrap_or(0),
         };
         shares[self.local.clone()].iter().map(|share| share.micro.iter().map(micro).collect()).collect()
-    }
-}
-
-/// The error for a message that cannot be decoded: it came from another version of the program, or
-/// was damaged without failing its checksum.
-pub(crate) fn undecodable(rank: usize, error: &dyn std::fmt::Display) -> TrainError {
-    TrainError::Disagreement {
-        update: 0,
-        what: "the message format",
-        detail: format!("rank {rank}: {error}"),
-        last: "the last checkpoint".to_owned(),
     }
 }

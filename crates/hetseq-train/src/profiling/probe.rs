@@ -7,6 +7,7 @@
 //! enough memory and time for it, and if larger sizes still got faster. The results are cached in
 //! the run directory, so that the next start only corrects them to its current speed.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hetseq_balance::{CostPoint, CostTable, DeviceProfile};
@@ -21,7 +22,7 @@ use crate::devices::backend;
 use crate::devices::memory;
 use crate::devices::{DeviceSpec, Devices, LocalSum, StepParams};
 use crate::error::TrainError;
-use crate::task::{Split, Task};
+use crate::task::{OpenedTask, Split};
 use crate::trainer::stop::StopFlag;
 
 pub(crate) use super::probe_cache::{ProbeCache, ProbeEntry, ProbeKey};
@@ -83,7 +84,7 @@ fn held_by_process(limits: &ProbeLimits) -> u64 {
     memory::anonymous_bytes().map_or(0, |held| held + limits.reserved_bytes)
 }
 
-fn device_classes<T: Task>(devices: &Devices<T>, limits: &ProbeLimits) -> Vec<DeviceClass> {
+fn device_classes(devices: &Devices, limits: &ProbeLimits) -> Vec<DeviceClass> {
     let mut classes: Vec<(String, DeviceClass)> = Vec::new();
     for (at, (spec, precision)) in devices.specs().enumerate() {
         let (is_gpu, key) = (spec.is_gpu(), kind_of(spec, precision));
@@ -106,16 +107,16 @@ fn device_classes<T: Task>(devices: &Devices<T>, limits: &ProbeLimits) -> Vec<De
 
 /// Measures all devices, or uses the `known` profiles of an earlier start if they are still valid.
 /// When `stop` is set, ends as soon as there is enough to plan with.
-pub(crate) fn probe<T: Task>(
-    task: &T,
-    devices: &mut Devices<T>,
+pub(crate) fn probe(
+    task: &OpenedTask,
+    devices: &mut Devices,
     pool: &ThreadPool,
     limits: &ProbeLimits,
     known: Option<&[DeviceProfile]>,
     stop: &StopFlag,
 ) -> Result<Probed, TrainError> {
     let names: Vec<String> = devices.names().map(str::to_owned).collect();
-    let sample_lengths = task.lengths(Split::Train);
+    let sample_lengths = task.data.lengths(Split::Train);
     let mut classes = device_classes(devices, limits);
     let mut runner = ProbeRunner { task, devices, pool, sample_lengths: &sample_lengths, limits, stop, is_warm: false };
     if let Some(known) = known
@@ -163,7 +164,7 @@ impl DeviceTimes {
 }
 
 /// One line of text for each kind of device, for the log.
-pub(crate) fn describe<T: Task>(devices: &Devices<T>, profiles: &[DeviceProfile], is_new: bool) -> Vec<String> {
+pub(crate) fn describe(devices: &Devices, profiles: &[DeviceProfile], is_new: bool) -> Vec<String> {
     let mut kinds: Vec<(String, usize, &DeviceProfile, Dtype)> = Vec::new();
     for ((spec, precision), profile) in devices.specs().zip(profiles) {
         let kind = kind_of(spec, precision);
@@ -193,9 +194,9 @@ fn describe_kind(device: &DeviceProfile, count: usize, precision: Dtype, is_new:
 }
 
 /// Runs micro-batches on the devices and times them.
-struct ProbeRunner<'a, T: Task> {
-    task: &'a T,
-    devices: &'a mut Devices<T>,
+struct ProbeRunner<'a> {
+    task: &'a OpenedTask,
+    devices: &'a mut Devices,
     pool: &'a ThreadPool,
     sample_lengths: &'a SampleLengths,
     limits: &'a ProbeLimits,
@@ -221,7 +222,7 @@ struct DeviceMeasurement {
     held_bytes: Option<u64>,
 }
 
-impl<T: Task> ProbeRunner<'_, T> {
+impl ProbeRunner<'_> {
     /// Measures samples of `tokens` tokens in growing micro-batches, until the search of every
     /// class ends. Takes about `budget`.
     fn probe_length(
@@ -333,12 +334,13 @@ impl<T: Task> ProbeRunner<'_, T> {
     fn run(&mut self, micros: &[Option<MicroBatch>]) -> Result<LocalSum, TrainError> {
         let task = self.task;
         let epoch_key = Key::root(0).name("probe");
-        let collate = |micro: &Option<MicroBatch>| -> Result<Vec<Job<T>>, TrainError> {
+        let collate = |micro: &Option<MicroBatch>| -> Result<Vec<Arc<Job>>, TrainError> {
             let Some(micro) = micro.clone() else { return Ok(Vec::new()) };
-            Ok(vec![loader::collate(task, Split::Train, micro, epoch_key)?.job])
+            let collated = loader::collate(task, Split::Train, micro, epoch_key);
+            Ok(vec![Arc::new(collated.map_err(|reason| task.collate_error(reason))?.job)])
         };
-        let jobs: Result<Vec<Vec<Job<T>>>, TrainError> = self.pool.install(|| micros.par_iter().map(collate).collect());
-        let scales = vec![1.0; task.terms().len()];
+        let jobs: Result<Vec<_>, TrainError> = self.pool.install(|| micros.par_iter().map(collate).collect());
+        let scales = vec![1.0; task.data.terms().len()];
         // The loss scale does not matter: gradients that overflow take as long.
         let params = StepParams { update: 0, scales, loss_scale: 1.0, update_key: epoch_key, epoch_key };
         self.devices.begin(jobs?, params);

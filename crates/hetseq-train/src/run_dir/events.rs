@@ -10,10 +10,9 @@ use fs_err as fs;
 use hetseq_metrics::events::sink::{JsonLines, Overflow};
 use hetseq_metrics::{Background, Event, Journal, terminal, thousands};
 use hetseq_optim::Layout;
-use serde::Serialize;
 
 use crate::checkpoint::write_flat;
-use crate::config::Config;
+use crate::config::RunConfig;
 use crate::error::TrainError;
 
 /// The file of all events, one per line.
@@ -35,12 +34,7 @@ pub(crate) struct RunEvents {
 
 impl RunEvents {
     /// Opens the sinks for a run that has done `at` updates.
-    pub(crate) fn start<C: Serialize>(
-        config: &Config<C>,
-        dir: &Path,
-        rank: usize,
-        at: u64,
-    ) -> Result<Self, TrainError> {
+    pub(crate) fn start(config: &RunConfig, dir: &Path, rank: usize, at: u64) -> Result<Self, TrainError> {
         let doing = || format!("opening the run directory {}", dir.display());
         let journal = if rank == 0 {
             fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;

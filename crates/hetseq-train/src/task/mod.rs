@@ -1,5 +1,10 @@
-//! The [`Task`] trait: implement it to train a new model or on new data. A task provides the
-//! samples, the model and the loss; the trainer does everything else.
+//! The task API: implement [`TaskData`] and [`Task`] to train a new model or on new data. The
+//! trainer does everything else. `examples/custom-task` is a complete task in one file.
+//!
+//! A task has two halves. The *data* half ([`TaskData`]) says which samples there are and collates
+//! them into a [`Batch`] of named arrays. The *compute* half turns a batch into loss sums: a Burn
+//! model and its `forward` ([`Task`]). The trainer sees the second half only through `Compute`
+//! (`compute.rs`), so a program other than Burn can be one too.
 //!
 //! Two rules make any mix of machines train like one device:
 //!
@@ -7,37 +12,70 @@
 //!   count by which that term is divided. The trainer adds both over all machines and divides once.
 //! - **Samples are independent.** No operation may mix samples (no batch norm, no in-batch
 //!   negatives), because micro-batches are cut to fit each device.
-//!
-//! `examples/custom-task` is a complete task in one file.
 
+pub(crate) mod compute;
+mod forward;
+mod hugging_face;
+mod inference;
 pub(crate) mod registry;
+mod samples;
 pub(crate) mod skipped_samples;
+pub(crate) mod totals;
 
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-
-use burn::tensor::{Device, Tensor};
-use hetseq_data::{ChecksummedFile, DataError, SampleLengths};
+use burn::tensor::Device;
+use hetseq_data::{ArrayError, Batch, ChecksummedFile, DataError, SampleLengths};
 use hetseq_models::Network;
-use hetseq_models::recompute::Tape;
-use hetseq_random::Key;
+use hetseq_optim::OptimError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+pub(crate) use compute::{Compute, ComputeError, OpenedTask, Replica};
+pub use forward::{ForwardContext, StepOutput, Term};
+pub use hugging_face::HuggingFace;
+pub use inference::{EncodedInput, Inference, Prediction};
 pub use registry::Tasks;
-use skipped_samples::SkippedSample;
+pub use samples::{Samples, Split};
+pub use totals::{Better, Metric, Totals};
 
-/// A training task: data, model and loss.
+/// The data half of a task.
 ///
-/// Required: [`open`](Task::open), [`fingerprint`](Task::fingerprint), [`lengths`](Task::lengths),
-/// [`model`](Task::model), [`collate`](Task::collate), [`counts`](Task::counts) and
-/// [`forward`](Task::forward). The other items have defaults. Register the task with
+/// Every rank opens its own data. The loader's threads call `collate`, several at the same time.
+pub trait TaskData: Send + Sync + 'static {
+    /// Identifies the data. Ranks whose fingerprint differs from rank 0's are refused, and so is a
+    /// resume with a different fingerprint.
+    fn fingerprint(&self) -> String;
+
+    /// The number of samples of a split, and the length of each in tokens. Use a uniform length if
+    /// all samples cost the same, such as images.
+    fn lengths(&self, split: Split) -> SampleLengths;
+
+    /// Collates samples into a micro-batch: its arrays, and one count per loss term.
+    ///
+    /// Runs on the loader's threads ahead of the device, several micro-batches at once. Rayon calls
+    /// in here use the same threads. Use [`Samples::key`] for all randomness, so that the result
+    /// does not depend on the worker. A sample that cannot be read may be skipped, see
+    /// [`Samples::skip`].
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError>;
+
+    /// The loss terms, in the order of [`Batch::counts`] and [`StepOutput::losses`]. By default one
+    /// term, `loss`, of weight 1.
+    fn terms(&self) -> Vec<Term> {
+        vec![Term { name: "loss".to_owned(), weight: 1.0 }]
+    }
+
+    /// Data files that have stored checksums. Each rank compares its files with them, and no
+    /// checkpoint is saved before all match.
+    fn checksummed_files(&self) -> Vec<ChecksummedFile> {
+        Vec::new()
+    }
+}
+
+/// A task: its data ([`TaskData`]), and a Burn model that computes on it. Register it with
 /// [`Tasks::with`].
 ///
-/// Every rank opens its own task. Loader threads call `collate` and device threads call `forward`,
-/// all on the same task and at the same time.
-pub trait Task: Sized + Send + Sync + 'static {
+/// Device threads call `forward`, all on the same task and at the same time.
+pub trait Task: TaskData + Sized {
     /// The value of `run.task` that selects this task.
     const NAME: &'static str;
 
@@ -45,7 +83,7 @@ pub trait Task: Sized + Send + Sync + 'static {
     ///
     /// Ranks may have different paths. A relative path is made absolute from the current directory,
     /// so that the resolved config can be read from elsewhere. The content at a path must be part
-    /// of [`Task::fingerprint`] or [`Task::files`]. Keys that are neither here nor in
+    /// of [`TaskData::fingerprint`] or [`HuggingFace::files`]. Keys that are neither here nor in
     /// [`Task::LOCAL_KEYS`] stay as the user wrote them and must be equal on all ranks.
     const PATH_KEYS: &'static [&'static str] = &[];
 
@@ -54,216 +92,35 @@ pub trait Task: Sized + Send + Sync + 'static {
 
     /// The `[task]` table of the config. Use `#[serde(deny_unknown_fields)]`, so that the error for
     /// a misspelt key names it.
-    type Config: Serialize + DeserializeOwned + Clone + Send + Sync + 'static;
+    type Config: Serialize + DeserializeOwned;
 
     /// The model, a Burn module.
     type Model: Network + 'static;
 
-    /// One collated micro-batch in host memory.
-    type Batch: Send + Sync + 'static;
-
     /// Opens the data and checks the settings.
     fn open(config: &Self::Config) -> Result<Self, TaskError>;
-
-    /// Identifies the data. Ranks whose fingerprint differs from rank 0's are refused, and so is a
-    /// resume with a different fingerprint.
-    fn fingerprint(&self) -> String;
-
-    /// Data files that have stored checksums. Each rank compares its files with them, and no
-    /// checkpoint is saved before all match.
-    fn checksummed_files(&self) -> Vec<ChecksummedFile> {
-        Vec::new()
-    }
-
-    /// The number of samples of a split, and the length of each in tokens. Use a uniform length if
-    /// all samples cost the same, such as images.
-    fn lengths(&self, split: Split) -> SampleLengths;
-
-    /// The loss terms, in the order of [`StepOutput::losses`] and [`Task::counts`]. By default one
-    /// term, `loss`, of weight 1.
-    fn terms(&self) -> Vec<Term> {
-        vec![Term { name: "loss".to_owned(), weight: 1.0 }]
-    }
 
     /// Builds the model on `device`. Its values do not matter: the trainer sets all parameters (see
     /// [`Network::init`]).
     fn model(&self, device: &Device) -> Self::Model;
 
-    /// Collates samples into a micro-batch.
-    ///
-    /// Runs on the loader's threads ahead of the device, several micro-batches at once. Rayon calls
-    /// in here use the same threads. Use [`Samples::key`] for all randomness, so that the result
-    /// does not depend on the worker. A sample that cannot be read may be skipped, see
-    /// [`Samples::skip`].
-    fn collate(&self, samples: &Samples<'_>) -> Result<Self::Batch, TaskError>;
-
-    /// The count by which each term's loss sum is divided, summed over this micro-batch: samples,
-    /// masked tokens, ... One value per term.
-    fn counts(&self, batch: &Self::Batch) -> Vec<u64>;
-
     /// Runs one forward pass. Returns the loss *sums*, one scalar per term. When evaluating
     /// ([`ForwardContext::is_training`] is false), also returns the sums from which
-    /// [`Task::measure`] computes the metrics.
-    fn forward(&self, model: &Self::Model, batch: &Self::Batch, ctx: &ForwardContext) -> StepOutput;
+    /// [`Task::metrics`] computes.
+    fn forward(&self, model: &Self::Model, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError>;
 
-    /// Names and contents of files to store next to `model.safetensors` in every checkpoint, so
-    /// that other programs can load it: a `config.json`, a tokenizer. They must be equal on all
-    /// ranks.
-    fn files(&self) -> Vec<(String, Vec<u8>)> {
+    /// The metrics of an evaluation besides the loss, computed from sums over all ranks.
+    /// `checkpoint.best` may name one of them. Called with empty totals first, to check that name
+    /// before the run starts: return the same names always.
+    fn metrics(&self, _totals: &Totals) -> Vec<Metric> {
         Vec::new()
     }
 
-    /// Initial weights, instead of random ones: a Hugging Face directory, or a safetensors or
-    /// PyTorch file.
-    fn init_from(&self) -> Option<&Path> {
-        None
+    /// The exchange of weights with other programs: a pre-trained start, and files that make a
+    /// checkpoint loadable elsewhere. By default neither.
+    fn hugging_face(&self) -> &dyn HuggingFace {
+        &hugging_face::NoInterop
     }
-
-    /// Maps the name of a tensor in the files of [`Task::init_from`] to its name in this model.
-    /// With `None` the tensor is ignored.
-    fn parameter_name(&self, theirs: &str) -> Option<String> {
-        Some(theirs.to_owned())
-    }
-
-    /// Whether this parameter may be missing in [`Task::init_from`]. It then starts with random
-    /// values.
-    fn allow_missing(&self, _name: &str) -> bool {
-        false
-    }
-
-    /// The metrics of an evaluation besides the loss. `checkpoint.best` may name one of them.
-    fn metrics(&self) -> Vec<Metric> {
-        Vec::new()
-    }
-
-    /// Computes the values of [`Task::metrics`], in that order, from sums over all ranks.
-    fn measure(&self, _totals: &Totals) -> Vec<f64> {
-        Vec::new()
-    }
-}
-
-/// A metric's name and direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Metric {
-    pub name: &'static str,
-    pub better: Better,
-}
-
-/// Which values of a metric are better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Better {
-    Lower,
-    Higher,
-}
-
-impl Metric {
-    /// A metric of which lower values are better.
-    pub const fn lower(name: &'static str) -> Self {
-        Metric { name, better: Better::Lower }
-    }
-
-    /// A metric of which higher values are better.
-    pub const fn higher(name: &'static str) -> Self {
-        Metric { name, better: Better::Higher }
-    }
-}
-
-/// A part of the data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Split {
-    Train,
-    Valid,
-}
-
-/// A loss term. Training minimises the sum over terms of `weight * sum of losses / count`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Term {
-    pub name: String,
-    pub weight: f64,
-}
-
-/// The samples of one micro-batch, to be collated.
-#[derive(Debug)]
-pub struct Samples<'a> {
-    pub split: Split,
-    /// Indices into [`Task::lengths`] of this split.
-    pub ids: &'a [u32],
-    epoch_key: Key,
-    skipped: Mutex<Vec<SkippedSample>>,
-}
-
-impl<'a> Samples<'a> {
-    pub(crate) fn new(split: Split, ids: &'a [u32], epoch_key: Key) -> Self {
-        Samples { split, ids, epoch_key, skipped: Mutex::default() }
-    }
-
-    /// The random key of sample `id` in this epoch, for augmentation or masking. It is the same on
-    /// every worker.
-    pub fn key(&self, id: u32) -> Key {
-        self.epoch_key.index(u64::from(id))
-    }
-
-    /// Skips the sample `id`. `reason` must name the file.
-    ///
-    /// The samples of an update are fixed, so a skipped sample keeps its place in the micro-batch.
-    /// The task must give it a weight of zero: no loss, no score, and nothing in [`Task::counts`].
-    /// The reason is logged once, and the end of the run reports how many samples were skipped.
-    pub fn skip(&self, id: u32, reason: impl std::fmt::Display) {
-        let mut skipped = self.skipped.lock().unwrap_or_else(PoisonError::into_inner);
-        skipped.push(SkippedSample { sample: id, reason: reason.to_string() });
-    }
-
-    /// The skipped samples, sorted by id, so that the order does not depend on threads.
-    pub(crate) fn into_skipped(self) -> Vec<SkippedSample> {
-        let mut skipped = self.skipped.into_inner().unwrap_or_else(PoisonError::into_inner);
-        skipped.sort_by_key(|skipped| skipped.sample);
-        skipped
-    }
-}
-
-/// The device, dropout keys and tape of a forward pass.
-pub struct ForwardContext {
-    /// Create all tensors on this device.
-    pub device: Device,
-    /// One dropout key per sample of the micro-batch. Empty when evaluating, which disables
-    /// dropout.
-    pub keys: Vec<Key>,
-    /// Runs parts of the model whose inner values are recomputed in the backward pass instead of
-    /// kept.
-    pub tape: Tape,
-}
-
-impl ForwardContext {
-    pub(crate) fn new(device: &Device, keys: Vec<Key>) -> Self {
-        ForwardContext { device: device.clone(), keys, tape: Tape::default() }
-    }
-
-    /// Whether this pass trains. False when evaluating.
-    pub fn is_training(&self) -> bool {
-        !self.keys.is_empty()
-    }
-}
-
-/// The result of a forward pass.
-#[derive(Debug)]
-pub struct StepOutput {
-    /// The loss sum of each term.
-    pub losses: Vec<Tensor<1>>,
-    /// Sums for the metrics, such as the number of correct answers. Only used when evaluating.
-    pub scores: Vec<Tensor<1>>,
-}
-
-/// Sums of a whole evaluation over all ranks.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Totals {
-    /// Number of samples, including skipped ones.
-    pub samples: u64,
-    /// Sums of [`Task::counts`], per term.
-    pub counts: Vec<u64>,
-    /// Sums of [`StepOutput::losses`], per term.
-    pub losses: Vec<f64>,
-    /// Sums of [`StepOutput::scores`].
-    pub scores: Vec<f64>,
 }
 
 /// An error of a task's own code.
@@ -271,6 +128,12 @@ pub struct Totals {
 pub enum TaskError {
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A batch lacks an array that the model needs, or has a wrong one.
+    #[error(transparent)]
+    Array(#[from] ArrayError),
+    /// The model's parameters have no usable layout.
+    #[error(transparent)]
+    Layout(#[from] OptimError),
     /// A message for the user: what is wrong, where, and what to do.
     #[error("{0}")]
     Other(String),

@@ -1,19 +1,25 @@
 //! The tasks of a program. Registration is explicit: `Tasks::builtin().with::<MyTask>()`.
 //! `run.task` selects one. The whole file is then parsed as its `Config<T::Config>`, so that the
-//! error for an unknown key in any table has a line number.
+//! error for an unknown key in any table has a line number. From here on the task's type is no
+//! longer visible ([`OpenedTask`]).
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::compute::{OpenedTask, TaskKeys};
+use super::{Inference, Split, Task, TaskData, TaskError};
 use crate::bench::{self, StepReport, StepRequest};
-use crate::config::ConfigSource;
+use crate::checkpoint::Checkpoints;
+use crate::config::{Config, ConfigSource, RunConfig};
+use crate::devices::burn_compute;
 use crate::error::TrainError;
+use crate::inference::{self, GenerateOptions, Generator};
 use crate::run::{self, RunOptions};
-use crate::task::Task;
 use crate::tasks::bert::BertTask;
 use crate::tasks::images::ImageTask;
 use crate::tasks::synthetic_bert::SyntheticBert;
-use crate::tasks::translation::TranslationTask;
+use crate::tasks::translation::{TranslationTask, Translator};
 use crate::trainer::RunOutcome;
 use crate::trainer::evaluate::Evaluation;
 
@@ -21,12 +27,20 @@ use crate::trainer::evaluate::Evaluation;
 #[derive(Default)]
 pub struct Tasks {
     registered: Vec<Box<dyn ErasedTask>>,
+    inference: Vec<(&'static str, OpenGenerator)>,
 }
+
+type OpenGenerator = fn(PathBuf, GenerateOptions) -> Result<Generator, TrainError>;
 
 impl Tasks {
     /// The tasks that are part of HetSeq.
     pub fn builtin() -> Self {
-        Tasks::default().with::<ImageTask>().with::<BertTask>().with::<TranslationTask>().with::<SyntheticBert>()
+        Tasks::default()
+            .with::<ImageTask>()
+            .with::<BertTask>()
+            .with::<TranslationTask>()
+            .with_inference::<Translator>()
+            .with::<SyntheticBert>()
     }
 
     /// Adds a task. It replaces an earlier task of the same name.
@@ -34,6 +48,15 @@ impl Tasks {
     pub fn with<T: Task>(mut self) -> Self {
         self.registered.retain(|task| task.name() != T::NAME);
         self.registered.push(Box::new(TypedTask::<T>(PhantomData)));
+        self
+    }
+
+    /// Adds the inference of a task, for `hetseq generate`. It replaces an earlier one of the same
+    /// task.
+    #[must_use]
+    pub fn with_inference<I: Inference>(mut self) -> Self {
+        self.inference.retain(|(task, _)| *task != I::TASK);
+        self.inference.push((I::TASK, Generator::open::<I>));
         self
     }
 
@@ -53,7 +76,8 @@ impl Tasks {
 
     /// Trains the configured task.
     pub fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<RunOutcome, TrainError> {
-        self.find(source)?.train(source, options)
+        let (task, config) = self.find(source)?.open(source)?;
+        run::train(&task, config, options)
     }
 
     /// Evaluates `checkpoint` (by default the best of the run, else the newest). On rank 0, also
@@ -64,12 +88,33 @@ impl Tasks {
         options: &RunOptions,
         checkpoint: Option<&Path>,
     ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-        self.find(source)?.eval(source, options, checkpoint)
+        let (task, config) = self.find(source)?.open(source)?;
+        run::eval(&task, &config, options, checkpoint)
     }
 
     /// Measures training steps of the configured task.
     pub fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError> {
-        self.find(source)?.bench_step(source, request)
+        let (task, config) = self.find(source)?.open(source)?;
+        bench::step(&task, &config, request)
+    }
+
+    /// Opens a trained model that answers lines of text. `path` is a run (its best checkpoint is
+    /// used, else the newest), a checkpoint, or a model directory of another program.
+    pub fn generator(&self, path: &Path, options: GenerateOptions) -> Result<Generator, TrainError> {
+        let checkpoint = Checkpoints::resolve(path)?;
+        let known: Vec<&str> = self.inference.iter().map(|(task, _)| *task).collect();
+        let task = inference::task_of(&checkpoint);
+        // A directory of another program does not name a task. Its files show whether it fits.
+        let found = self.inference.iter().find(|(known, _)| task.as_deref().is_none_or(|task| task == *known));
+        match found {
+            Some((_, open)) => open(checkpoint, options),
+            None => Err(TrainError::Config(format!(
+                "{} is a model of the task {}, which generates no text; tasks that do: {}",
+                checkpoint.display(),
+                task.unwrap_or_else(|| "unknown".to_owned()),
+                known.join(", ")
+            ))),
+        }
     }
 
     fn find(&self, source: &ConfigSource) -> Result<&dyn ErasedTask, TrainError> {
@@ -88,14 +133,7 @@ impl Tasks {
 trait ErasedTask {
     fn name(&self) -> &'static str;
     fn check(&self, source: &ConfigSource) -> Result<(), TrainError>;
-    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<RunOutcome, TrainError>;
-    fn eval(
-        &self,
-        source: &ConfigSource,
-        options: &RunOptions,
-        checkpoint: Option<&Path>,
-    ) -> Result<(Option<PathBuf>, Evaluation), TrainError>;
-    fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError>;
+    fn open(&self, source: &ConfigSource) -> Result<(OpenedTask, RunConfig), TrainError>;
 }
 
 struct TypedTask<T>(PhantomData<T>);
@@ -109,20 +147,37 @@ impl<T: Task> ErasedTask for TypedTask<T> {
         source.parse_for::<T>().map(drop)
     }
 
-    fn train(&self, source: &ConfigSource, options: &RunOptions) -> Result<RunOutcome, TrainError> {
-        run::train::<T>(source.parse_for::<T>()?, options)
+    fn open(&self, source: &ConfigSource) -> Result<(OpenedTask, RunConfig), TrainError> {
+        let config = source.parse_for::<T>()?;
+        let unwritable = |error: &dyn std::fmt::Display| {
+            TrainError::Config(format!("the config cannot be written as TOML: {error}"))
+        };
+        let text = toml::to_string(&config).map_err(|error| unwritable(&error))?;
+        let task = OpenedTask::new(open::<T>(&config)?, text);
+        let table = toml::Table::try_from(&config.task).map_err(|error| unwritable(&error))?;
+        Ok((task, config.with_task(table)))
     }
+}
 
-    fn eval(
-        &self,
-        source: &ConfigSource,
-        options: &RunOptions,
-        checkpoint: Option<&Path>,
-    ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-        run::eval::<T>(source.parse_for::<T>()?, options, checkpoint)
+fn open<T: Task>(config: &Config<T::Config>) -> Result<T, TrainError> {
+    let failed = |reason: TaskError| TrainError::Task { task: T::NAME.to_owned(), reason };
+    let task = T::open(&config.task).map_err(failed)?;
+    if task.lengths(Split::Train).samples() == 0 {
+        return Err(failed("there are no training samples".into()));
     }
+    Ok(task)
+}
 
-    fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError> {
-        bench::step::<T>(source.parse_for::<T>()?, request)
+impl OpenedTask {
+    /// Hides the type of `task`. `config` is the resolved config.
+    pub(crate) fn new<T: Task>(task: T, config: String) -> Self {
+        let task = Arc::new(task);
+        OpenedTask {
+            name: T::NAME.into(),
+            data: task.clone() as Arc<dyn TaskData>,
+            compute: Arc::new(burn_compute::training(task)),
+            keys: TaskKeys { paths: T::PATH_KEYS, local: T::LOCAL_KEYS },
+            config: config.into(),
+        }
     }
 }

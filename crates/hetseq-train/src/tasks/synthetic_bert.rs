@@ -5,12 +5,12 @@
 //! in PyTorch, for comparison.
 
 use burn::tensor::Device;
-use hetseq_data::{PretrainBatch, SampleLengths};
+use hetseq_data::{Batch, PretrainBatch, SampleLengths};
 use hetseq_models::bert::{Bert, BertConfig};
 use hetseq_random::Key;
 use serde::{Deserialize, Serialize};
 
-use crate::task::{ForwardContext, Samples, Split, StepOutput, Task, TaskError};
+use crate::task::{ForwardContext, Samples, Split, StepOutput, Task, TaskData, TaskError};
 use crate::tasks::bert;
 
 /// The `[task]` table of `synthetic-bert`.
@@ -87,20 +87,7 @@ pub struct SyntheticBert {
     samples: usize,
 }
 
-impl Task for SyntheticBert {
-    const NAME: &'static str = "synthetic-bert";
-    type Config = SyntheticBertConfig;
-    type Model = Bert;
-    type Batch = PretrainBatch;
-
-    fn open(config: &SyntheticBertConfig) -> Result<Self, TaskError> {
-        let SyntheticBertConfig { geometry: name, samples } = config;
-        let unknown = || format!("unknown geometry {name}; available: {}", names().join(", "));
-        let geometry = find(name).ok_or_else(|| TaskError::Other(unknown()))?;
-        geometry.model().validate().map_err(|error| TaskError::Other(error.to_string()))?;
-        Ok(SyntheticBert { geometry, samples: *samples })
-    }
-
+impl TaskData for SyntheticBert {
     fn fingerprint(&self) -> String {
         format!("{:?} x {}", self.geometry, self.samples)
     }
@@ -111,11 +98,7 @@ impl Task for SyntheticBert {
         SampleLengths::Uniform { samples, tokens: self.geometry.tokens as u32 }
     }
 
-    fn model(&self, device: &Device) -> Bert {
-        Bert::new(&self.geometry.model(), device)
-    }
-
-    fn collate(&self, samples: &Samples<'_>) -> Result<PretrainBatch, TaskError> {
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
         let Geometry { words, tokens, masked, .. } = self.geometry;
         let mut batch = PretrainBatch {
             batch: samples.ids.len(),
@@ -136,14 +119,28 @@ impl Task for SyntheticBert {
             batch.masked_positions.extend(positions[..masked].iter().map(|position| row * tokens as i32 + position));
             batch.masked_ids.extend(draw(samples.key(id).name("labels"), masked));
         }
-        Ok(batch)
+        Ok(batch.into())
+    }
+}
+
+impl Task for SyntheticBert {
+    const NAME: &'static str = "synthetic-bert";
+    type Config = SyntheticBertConfig;
+    type Model = Bert;
+
+    fn open(config: &SyntheticBertConfig) -> Result<Self, TaskError> {
+        let SyntheticBertConfig { geometry: name, samples } = config;
+        let unknown = || format!("unknown geometry {name}; available: {}", names().join(", "));
+        let geometry = find(name).ok_or_else(|| TaskError::Other(unknown()))?;
+        geometry.model().validate().map_err(|error| TaskError::Other(error.to_string()))?;
+        Ok(SyntheticBert { geometry, samples: *samples })
     }
 
-    fn counts(&self, batch: &PretrainBatch) -> Vec<u64> {
-        vec![batch.masked_ids.len() as u64]
+    fn model(&self, device: &Device) -> Bert {
+        Bert::new(&self.geometry.model(), device)
     }
 
-    fn forward(&self, model: &Bert, batch: &PretrainBatch, ctx: &ForwardContext) -> StepOutput {
+    fn forward(&self, model: &Bert, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
         bert::forward(model, batch, ctx, false)
     }
 }
@@ -161,16 +158,16 @@ mod tests {
             let ids: Vec<u32> = (0..geometry.sequences as u32).collect();
             let batch = task.collate(&Samples::new(Split::Train, &ids, Key::root(1))).unwrap();
             let tokens = geometry.sequences * geometry.tokens;
-            assert_eq!((batch.input_ids.len(), batch.segment_ids.len()), (tokens, tokens));
-            assert!(
-                batch.input_ids.iter().chain(&batch.masked_ids).all(|&id| (0..geometry.words as i32).contains(&id))
-            );
-            let mut positions = batch.masked_positions.clone();
+            let ints = |name| batch.i32s(name).unwrap();
+            assert_eq!((ints("input_ids").len(), ints("segment_ids").len()), (tokens, tokens));
+            let mut ids = ints("input_ids").iter().chain(ints("masked_ids"));
+            assert!(ids.all(|&id| (0..geometry.words as i32).contains(&id)));
+            let mut positions = ints("masked_positions").to_vec();
             positions.sort_unstable();
             positions.dedup();
             assert_eq!(positions.len(), geometry.sequences * geometry.masked, "no position is masked twice");
             assert!(positions.iter().all(|&at| (0..tokens as i32).contains(&at)));
-            assert_eq!(task.counts(&batch), [batch.masked_ids.len() as u64]);
+            assert_eq!(batch.counts(), [ints("masked_ids").len() as u64]);
         }
         let huge = SyntheticBertConfig { geometry: "huge".to_owned(), samples: 100 };
         assert!(SyntheticBert::open(&huge).err().unwrap().to_string().contains("available: tiny, small, base2, base"));

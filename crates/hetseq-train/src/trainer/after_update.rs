@@ -1,19 +1,17 @@
 //! Between updates: validation, checkpoints (`checkpointing.rs`), the end of the run. The loop
 //! calls it on all ranks after the same update.
 
-use hetseq_metrics::Event;
-
 use crate::data::update_sampler::PlannedUpdate;
 use crate::error::TrainError;
 use crate::run_dir::events::at_update;
-use crate::task::{Split, Task};
+use crate::task::{Metric, Split};
 use crate::trainer::evaluate::evaluate;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::state::Best;
 
 use super::{RunOutcome, Trainer};
 
-impl<T: Task> Trainer<T> {
+impl Trainer {
     /// Validates and saves if they are due after the update just done. A run that stops is always
     /// saved; one that ends is validated and saved. `next` is the header of the next update.
     /// Returns the outcome if the run ends here, before its planned end.
@@ -22,9 +20,9 @@ impl<T: Task> Trainer<T> {
         update: &PlannedUpdate,
         next: &MergedHeader,
     ) -> Result<Option<RunOutcome>, TrainError> {
-        let cursor = self.state.cursor.clone();
+        let cursor = self.learner.state.cursor.clone();
         let (updates, epoch, epoch_ended) = (cursor.updates, cursor.epoch, cursor.epoch != update.epoch);
-        let is_last = self.sampler.at(&cursor).is_none();
+        let is_last = self.pipeline.sampler.at(&cursor).is_none();
         let ends = next.ends || is_last;
         let validates = ends || self.config.valid.every.is_due(updates, epoch, epoch_ended);
         let is_best = validates && self.validate()?;
@@ -53,7 +51,7 @@ impl<T: Task> Trainer<T> {
             let host = self.session.group.host(rank);
             tracing::warn!(
                 "rank {rank} ({host}) was asked to stop: saving after {}",
-                at_update(self.state.cursor.updates)
+                at_update(self.learner.updates())
             );
         }
     }
@@ -61,30 +59,35 @@ impl<T: Task> Trainer<T> {
     /// Returns whether this is the best validation so far. All ranks return the same, since they
     /// hold the same numbers (`evaluate.rs`).
     fn validate(&mut self) -> Result<bool, TrainError> {
-        let updates = self.state.cursor.updates;
+        let updates = self.learner.updates();
         self.session.group.at(format!("validation after {}", at_update(updates)));
-        let split = self.split_mode(updates);
-        let Some(evaluation) =
-            evaluate(&mut self.session, &self.valid_loader, self.planner.clone(), split, self.config.batch.global)?
-        else {
-            return Ok(false);
-        };
+        let split = self.pipeline.split_mode(updates);
+        let planner = self.pipeline.planner.clone();
+        let evaluation = evaluate(&mut self.session, &self.valid_loader, planner, split, self.config.batch.global)?;
+        let Some(evaluation) = evaluation else { return Ok(false) };
         if !evaluation.loss.is_finite() {
             let what = format!("the loss of the validation after it is {}", evaluation.loss);
-            return Err(TrainError::Diverged { update: updates, what, last: self.last_checkpoint() });
+            let last = self.checkpointing.last_checkpoint();
+            return Err(TrainError::Diverged { update: updates, what, last });
         }
-        let value = evaluation.metric(self.best_metric.name).unwrap_or(f64::NAN);
-        let is_best = Best::is_beaten(self.state.best.as_ref(), self.best_metric, value);
-        if is_best {
-            let best = Best { metric: self.best_metric.name.to_owned(), value, update: updates, since: 0 };
-            self.bests.push(best.clone());
-            self.state.best = Some(best);
-        }
-        Best::note(&mut self.state.record, self.best_metric, value, updates);
-        for message in self.skipped_samples.note(Split::Valid, &evaluation.skipped) {
-            self.events.emit(&Event::Warning { message });
-        }
-        self.events.emit(&evaluation.event(updates, self.state.epoch_shown()));
+        let state = &mut self.learner.state;
+        let is_best = match evaluation.metric(&self.config.checkpoint.best) {
+            None => false,
+            Some(metric) => {
+                let is_best = Best::is_beaten(state.best.as_ref(), &metric);
+                if is_best {
+                    let Metric { name, value, .. } = metric.clone();
+                    let best = Best { metric: name, value, update: updates, since: 0 };
+                    self.checkpointing.add_best(best.clone());
+                    state.best = Some(best);
+                }
+                Best::note(&mut state.record, &metric, updates);
+                is_best
+            }
+        };
+        let epoch = state.epoch_shown();
+        self.observer.note_skipped(Split::Valid, &evaluation.skipped);
+        self.observer.events.emit(&evaluation.event(updates, epoch));
         Ok(is_best)
     }
 }

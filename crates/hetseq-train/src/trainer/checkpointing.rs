@@ -1,102 +1,184 @@
 //! Saving: takes a snapshot at an update boundary, which rank 0 writes in the background
-//! ([`CheckpointWriter`]), and handles failed saves. All ranks call [`Trainer::save`] after the
-//! same update: nothing is saved unless all replicas are equal.
+//! ([`CheckpointWriter`]), and handles failed saves. All ranks call [`Checkpointing::save`] after
+//! the same update: nothing is saved unless all replicas are equal.
 
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hetseq_metrics::{Event, duration};
 
-use crate::checkpoint::finite::{not_finite, state_not_finite};
-use crate::checkpoint::{CheckpointWriter, RETRY, SaveError, SaveStatus, Snapshot, free_bytes, size_bytes};
-use crate::config::{Every, OnSaveError};
+use crate::checkpoint::{
+    CheckpointWriter, Checkpoints, RETRY, RunConstants, SaveError, SaveStatus, Snapshot, free_bytes, size_bytes,
+};
+use crate::config::{Checkpoint, Every, OnSaveError};
 use crate::error::TrainError;
 use crate::run_dir::events::at_update;
-use crate::task::Task;
-use crate::trainer::state::Best;
+use crate::run_dir::lock::RunLock;
+use crate::trainer::header::MergedHeader;
+use crate::trainer::state::{Best, State};
 
-use super::{Trainer, checksum};
+use super::learner::Learner;
+use super::observer::Observer;
+use super::session::Session;
 
 /// Shorter waits for the previous save are not reported.
 const MIN_REPORTED_WAIT_S: f64 = 0.5;
 
-impl<T: Task> Trainer<T> {
+pub(crate) struct Checkpointing {
+    config: Checkpoint,
+    constants: Arc<RunConstants>,
+    store: Checkpoints,
+    /// On rank 0.
+    writer: Option<CheckpointWriter>,
+    /// How long to wait for a checkpoint that is being written.
+    timeout: Duration,
+    /// Every best so far, oldest first. If one cannot be saved, the one before it is the best.
+    bests: Vec<Best>,
+    /// The update of the last complete checkpoint, of this process or the one it resumed from.
+    last_saved: Option<u64>,
+    /// Whether a warning about saves that wait for earlier saves was emitted.
+    warned_of_waiting: bool,
+    /// Warnings about saved checkpoints that were already reported.
+    reported_warnings: BTreeSet<String>,
+    /// Held while this process uses the run directory (rank 0).
+    _lock: Option<RunLock>,
+}
+
+impl Checkpointing {
+    /// `state` is that of the start of this process.
+    pub(super) fn new(
+        config: &Checkpoint,
+        constants: RunConstants,
+        store: Checkpoints,
+        writer: Option<CheckpointWriter>,
+        lock: Option<RunLock>,
+        timeout: Duration,
+        state: &State,
+    ) -> Self {
+        Checkpointing {
+            config: config.clone(),
+            constants: Arc::new(constants),
+            store,
+            writer,
+            timeout,
+            bests: state.best.iter().cloned().collect(),
+            last_saved: Some(state.cursor.updates).filter(|&updates| updates > 0),
+            warned_of_waiting: false,
+            reported_warnings: BTreeSet::new(),
+            _lock: lock,
+        }
+    }
+
+    /// The update of the newest complete checkpoint; on rank 0.
+    pub(super) fn saved(&self) -> Option<u64> {
+        self.writer.as_ref().and_then(CheckpointWriter::saved)
+    }
+
+    /// Adds the validation just done, which is the best so far.
+    pub(super) fn add_best(&mut self, best: Best) {
+        self.bests.push(best);
+    }
+
+    /// Takes what rank 0 has saved, and which is the best of that, from a merged header.
+    pub(super) fn follow(&mut self, merged: &MergedHeader, state: &mut State) {
+        self.last_saved = merged.saved;
+        if state.best.as_ref().map(|best| best.update) != merged.best {
+            state.best = self.bests.iter().find(|best| Some(best.update) == merged.best).cloned();
+        }
+    }
+
     /// At each update boundary: reports a save that ended, and retries one that failed.
-    pub(super) fn poll_saves(&mut self) -> Result<(), TrainError> {
+    pub(super) fn poll(&mut self, state: &mut State, observer: &mut Observer) -> Result<(), TrainError> {
         let now = Instant::now();
         let Some(writer) = &mut self.writer else { return Ok(()) };
         if let Some(status) = writer.poll(now)? {
-            self.handle_save_status(status)?;
+            self.handle_status(status, state, observer)?;
         }
         self.writer.as_mut().map_or(Ok(()), |writer| writer.retry_if_due(now))
     }
 
-    /// Starts to save the state after the current update, unless it is saved already.
-    pub(super) fn save(&mut self) -> Result<(), TrainError> {
-        let started = Instant::now();
-        self.session.group.at(format!("the checkpoint after {}", at_update(self.state.cursor.updates)));
-        self.session.finish_data_check(self.config.comm.progress_timeout())?;
-        self.wait_for_previous_save()?;
-        self.compare_replicas()?;
+    /// Starts to save the state after the current update, unless it is saved already. A collective.
+    pub(super) fn save(
+        &mut self,
+        learner: &mut Learner,
+        session: &mut Session,
+        observer: &mut Observer,
+    ) -> Result<(), TrainError> {
+        let (started, updates) = (Instant::now(), learner.updates());
+        session.group.at(format!("the checkpoint after {}", at_update(updates)));
+        session.finish_data_check(self.timeout)?;
+        self.wait_for_previous(&mut learner.state, observer)?;
+        self.compare_replicas(learner, session)?;
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        if writer.saved() == Some(self.state.cursor.updates) {
+        if writer.saved() == Some(updates) {
             return Ok(());
         }
         if let Some(lost) = writer.drop_failed() {
             self.bests.retain(|best| best.update != lost);
         }
-        self.state.scalars = self.optimizer.scalars();
-        let (slots, spare) = (self.optimizer.state(), writer.spare());
-        let snapshot = Snapshot::take(&self.constants, &self.state, &self.parameters, &slots, spare);
+        learner.complete_state();
+        let spare = writer.spare();
+        let snapshot = Snapshot::take(&self.constants, &learner.state, &learner.parameters, &learner.slots(), spare);
         writer.begin(snapshot, started.elapsed())
     }
 
     /// Waits for the checkpoint under way: only one is written at a time.
-    fn wait_for_previous_save(&mut self) -> Result<(), TrainError> {
-        let (started, limit) = (Instant::now(), self.config.comm.progress_timeout());
+    fn wait_for_previous(&mut self, state: &mut State, observer: &mut Observer) -> Result<(), TrainError> {
+        let started = Instant::now();
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let Some(earlier) = writer.in_progress() else { return Ok(()) };
-        let status = writer.wait(limit)?;
+        let status = writer.wait(self.timeout)?;
         let waited = started.elapsed().as_secs_f64();
         if waited >= MIN_REPORTED_WAIT_S && !std::mem::replace(&mut self.warned_of_waiting, true) {
-            let message = format!(
+            observer.warn(format!(
                 "training waited {} at {} because the checkpoint after {} was still being written: save less often \
                  (checkpoint.every) or to a faster disk",
                 duration(waited),
-                at_update(self.state.cursor.updates),
+                at_update(state.cursor.updates),
                 at_update(earlier)
-            );
-            self.events.emit(&Event::Warning { message });
+            ));
         }
-        status.map_or(Ok(()), |status| self.handle_save_status(status))
+        status.map_or(Ok(()), |status| self.handle_status(status, state, observer))
     }
 
-    fn compare_replicas(&mut self) -> Result<(), TrainError> {
-        if self.session.group.world() == 1 {
+    fn compare_replicas(&self, learner: &Learner, session: &mut Session) -> Result<(), TrainError> {
+        if session.group.world() == 1 {
             return Ok(());
         }
-        let sums = self.session.group.all_gather_bytes(&checksum(&self.parameters).to_le_bytes())?;
+        let sums = session.group.all_gather_bytes(&learner.checksum().to_le_bytes())?;
         match sums.iter().position(|sum| *sum != sums[0]) {
             None => Ok(()),
-            Some(rank) => Err(self.disagreement("the parameters", format!("rank {rank}'s differ from rank 0's"))),
+            Some(rank) => Err(TrainError::Disagreement {
+                update: learner.updates(),
+                what: "the parameters",
+                detail: format!("rank {rank}'s differ from rank 0's"),
+                last: self.last_checkpoint(),
+            }),
         }
     }
 
     /// On rank 0: the best is the best of what is on disk or being written. The other ranks get it
     /// in the next header, before they compare anything with it.
-    fn reconsider_best(&mut self) {
+    fn reconsider_best(&mut self, state: &mut State) {
         let failed = self.writer.as_ref().and_then(CheckpointWriter::failed);
         let best = best_saved(&self.bests, failed);
-        if self.state.best.as_ref().map(|best| best.update) != best.map(|best| best.update) {
-            self.state.best = best.cloned();
+        if state.best.as_ref().map(|best| best.update) != best.map(|best| best.update) {
+            state.best = best.cloned();
         }
     }
 
-    fn handle_save_status(&mut self, status: SaveStatus) -> Result<(), TrainError> {
-        self.reconsider_best();
+    fn handle_status(
+        &mut self,
+        status: SaveStatus,
+        state: &mut State,
+        observer: &mut Observer,
+    ) -> Result<(), TrainError> {
+        self.reconsider_best(state);
         match status {
             SaveStatus::Saved { update, saved, is_best, took, paused } => {
                 self.last_saved = Some(update);
-                self.events.emit(&Event::Checkpoint {
+                observer.events.emit(&Event::Checkpoint {
                     update,
                     path: saved.path,
                     best: is_best,
@@ -106,56 +188,48 @@ impl<T: Task> Trainer<T> {
                 for message in saved.warnings {
                     // A disk that is too small would be reported at every save.
                     if self.reported_warnings.insert(message.clone()) {
-                        self.events.emit(&Event::Warning { message });
+                        observer.warn(message);
                     }
                 }
             }
-            SaveStatus::Failed { save_error, .. } if self.config.checkpoint.on_error == OnSaveError::Stop => {
+            SaveStatus::Failed { save_error, .. } if self.config.on_error == OnSaveError::Stop => {
                 return Err(self.unsaved(save_error, "checkpoint.on_error = \"stop\" ends the run here"));
             }
-            SaveStatus::Failed { update, epoch, save_error, tries: 1 } => {
-                let message = format!(
-                    "{save_error}. Training continues without a checkpoint later than {}; this one (after {}) is retried \
-                     every {} minutes{}",
-                    self.last_checkpoint(),
-                    at_update(update),
-                    RETRY.as_secs() / 60,
-                    next_save(self.config.checkpoint.every, update, epoch)
-                );
-                self.events.emit(&Event::Warning { message });
-            }
-            SaveStatus::Failed { update, save_error, tries, .. } => {
-                let message = format!(
-                    "the checkpoint after {} still cannot be saved (attempt {tries}): {}",
-                    at_update(update),
-                    save_error.reason()
-                );
-                self.events.emit(&Event::Warning { message });
-            }
+            SaveStatus::Failed { update, epoch, save_error, tries: 1 } => observer.warn(format!(
+                "{save_error}. Training continues without a checkpoint later than {}; this one (after {}) is retried \
+                 every {} minutes{}",
+                self.last_checkpoint(),
+                at_update(update),
+                RETRY.as_secs() / 60,
+                next_save(self.config.every, update, epoch)
+            )),
+            SaveStatus::Failed { update, save_error, tries, .. } => observer.warn(format!(
+                "the checkpoint after {} still cannot be saved (attempt {tries}): {}",
+                at_update(update),
+                save_error.reason()
+            )),
         }
         Ok(())
     }
 
     /// Waits for the checkpoint under way: a run succeeds only with its last checkpoint saved.
     /// Called before the last exchange, so that all ranks end as rank 0 does.
-    pub(crate) fn finish_saves(&mut self) -> Result<(), TrainError> {
-        let limit = self.config.comm.progress_timeout();
-        match self.writer.as_mut().map_or(Ok(None), |writer| writer.wait(limit))? {
+    pub(super) fn finish(&mut self, state: &mut State, observer: &mut Observer) -> Result<(), TrainError> {
+        match self.writer.as_mut().map_or(Ok(None), |writer| writer.wait(self.timeout))? {
             None => Ok(()),
             Some(SaveStatus::Failed { save_error, .. }) => {
                 Err(self.unsaved(save_error, "This was the last checkpoint of the run"))
             }
-            Some(status) => self.handle_save_status(status),
+            Some(status) => self.handle_status(status, state, observer),
         }
     }
 
     /// After a failure: waits for the checkpoint under way, which is still useful.
-    pub(crate) fn finish_save_after_failure(&mut self) {
-        let limit = self.config.comm.progress_timeout();
+    pub(super) fn finish_after_failure(&mut self, state: &mut State, observer: &mut Observer) {
         if let Some(writer) = &mut self.writer
-            && let Ok(Some(status @ SaveStatus::Saved { .. })) = writer.wait(limit)
+            && let Ok(Some(status @ SaveStatus::Saved { .. })) = writer.wait(self.timeout)
         {
-            _ = self.handle_save_status(status);
+            _ = self.handle_status(status, state, observer);
         }
     }
 
@@ -164,40 +238,29 @@ impl<T: Task> Trainer<T> {
     }
 
     /// At the start: warns if the first checkpoint does not fit on the disk.
-    pub(crate) fn warn_if_disk_is_small(&mut self) {
+    pub(super) fn warn_if_disk_is_small(&self, learner: &Learner, observer: &mut Observer) {
         if self.writer.is_none() {
             return;
         }
-        let needed = size_bytes(self.session.layout.len(), self.optimizer.state().len());
-        if let Some(free) = free_bytes(self.checkpoints.dir())
+        let needed = size_bytes(learner.parameters.len(), learner.slots().len());
+        if let Some(free) = free_bytes(self.store.dir())
             && free < needed
         {
-            let message = format!(
+            observer.warn(format!(
                 "a checkpoint takes {} and {} is free in {}: free some space or set another run.dir",
                 hetseq_metrics::bytes(needed),
                 hetseq_metrics::bytes(free),
-                self.checkpoints.dir().display()
-            );
-            self.events.emit(&Event::Warning { message });
+                self.store.dir().display()
+            ));
         }
     }
 
-    /// The error for an update that wrote a non-finite value, which must not be saved. All ranks
-    /// detect it after the same update, since their parameters and moments are equal.
-    pub(super) fn diverged(&self, update: u64) -> TrainError {
-        let slots = self.optimizer.state();
-        let in_state =
-            || state_not_finite(&self.session.layout, slots.iter().map(|(name, values)| (name.as_str(), *values)));
-        let what = not_finite(&self.session.layout, &self.parameters).or_else(in_state).unwrap_or_default();
-        TrainError::Diverged { update, what, last: self.last_checkpoint() }
-    }
-
     /// The checkpoint to resume from, for messages. Only rank 0 has the files.
-    pub(crate) fn last_checkpoint(&self) -> String {
+    pub(super) fn last_checkpoint(&self) -> String {
         match self.last_saved {
             None => "the start (there is no checkpoint yet)".to_owned(),
-            Some(update) if self.session.group.rank() == 0 => {
-                let newest = self.checkpoints.newest();
+            Some(update) if self.writer.is_some() => {
+                let newest = self.store.newest();
                 newest.map_or_else(|| at_update(update), |path| path.display().to_string())
             }
             Some(update) => format!("rank 0's checkpoint after {}", at_update(update)),

@@ -12,7 +12,6 @@ use hetseq_optim::Position;
 
 use crate::config::Config;
 use crate::error::TrainError;
-use crate::task::Task;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::state::Best;
 
@@ -55,10 +54,11 @@ fn out_of_patience<C>(config: &Config<C>, record: Option<&Best>, metric: &str) -
     })
 }
 
-impl<T: Task> Trainer<T> {
+impl Trainer {
     /// Why the run ends early at `cursor`, if it does.
     fn early_stop(&self, cursor: &Cursor) -> Option<EarlyStop> {
-        let small = || lr_too_small(&self.config, self.state.position(cursor), self.lr_at(cursor));
+        let at = self.learner.state.position(cursor);
+        let small = || lr_too_small(&self.config, at, self.learner.lr_at(cursor));
         self.out_of_patience().or_else(small)
     }
 
@@ -74,7 +74,7 @@ impl<T: Task> Trainer<T> {
     }
 
     fn out_of_patience(&self) -> Option<EarlyStop> {
-        out_of_patience(&self.config, self.state.record.as_ref(), self.best_metric.name)
+        out_of_patience(&self.config, self.learner.state.record.as_ref(), &self.config.checkpoint.best)
     }
 
     /// Before the first update of this process: a run that ended early, and was restarted, ends
@@ -106,9 +106,10 @@ impl<T: Task> Trainer<T> {
     }
 
     fn emit_early_stop(&mut self) {
-        if let Some(EarlyStop { rule, message }) = self.early_stop(&self.state.cursor) {
-            let update = self.state.cursor.updates;
-            self.events.emit(&Event::EarlyStop { update, rule: rule.to_owned(), message });
+        let cursor = self.learner.state.cursor.clone();
+        if let Some(EarlyStop { rule, message }) = self.early_stop(&cursor) {
+            let (update, rule) = (cursor.updates, rule.to_owned());
+            self.observer.events.emit(&Event::EarlyStop { update, rule, message });
         }
     }
 }

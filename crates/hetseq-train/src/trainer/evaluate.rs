@@ -11,13 +11,12 @@ use hetseq_metrics::Event;
 use serde::Serialize;
 
 use crate::data::loader::{LoadRequest, Loader};
-use crate::devices::replica::add;
 use crate::error::TrainError;
-use crate::profiling::cluster::undecodable;
 use crate::task::skipped_samples::{self, SkippedSample};
-use crate::task::{Split, Task, TaskError, Totals};
+use crate::task::{Metric, Split, Totals};
+use crate::trainer::losses::{mean_losses, named, weighted};
+use crate::trainer::messages;
 use crate::trainer::session::Session;
-use crate::trainer::{mean_losses, named, weighted};
 
 /// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,13 +27,18 @@ pub struct Evaluation {
     #[serde(flatten)]
     pub metrics: BTreeMap<String, f64>,
     pub seconds: f64,
+    /// The task's metrics, with their directions.
+    #[serde(skip)]
+    measured: Vec<Metric>,
     #[serde(skip)]
     pub(crate) skipped: Vec<SkippedSample>,
 }
 
 impl Evaluation {
-    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
-        if name == "loss" { Some(self.loss) } else { self.metrics.get(name).copied() }
+    /// The metric `name`: the loss, or one of the task's.
+    pub(crate) fn metric(&self, name: &str) -> Option<Metric> {
+        let loss = || Metric::lower("loss", self.loss);
+        self.measured.iter().find(|metric| metric.name == name).cloned().or_else(|| (name == "loss").then(loss))
     }
 
     pub(crate) fn event(&self, update: u64, epoch: u64) -> Event {
@@ -57,15 +61,15 @@ const ROUND_PER_DEVICE: usize = 128;
 /// Evaluates the devices' current parameters on the validation samples; none if the task has no
 /// such samples. A collective: all ranks call it at the same point. `planner` knows the devices'
 /// speeds, `batch` is the global batch of training.
-pub(crate) fn evaluate<T: Task>(
-    session: &mut Session<T>,
-    loader: &Loader<T>,
+pub(crate) fn evaluate(
+    session: &mut Session,
+    loader: &Loader,
     planner: Planner,
     split: SplitMode,
     batch: GlobalBatch,
 ) -> Result<Option<Evaluation>, TrainError> {
     let started = Instant::now();
-    let lengths = session.task.lengths(Split::Valid);
+    let lengths = session.task.data.lengths(Split::Valid);
     if lengths.samples() == 0 {
         return Ok(None);
     }
@@ -75,7 +79,7 @@ pub(crate) fn evaluate<T: Task>(
     let (max_tokens, max_samples) = training_caps(batch, session.cluster.members.len(), &lengths);
     let mut planner = planner.with_default_caps(max_tokens, max_samples);
     // Requests a round from the loader. Returns what it assigns to the devices of all ranks.
-    let request = |session: &Session<T>, planner: &mut Planner, k: usize| -> Result<Vec<AssignedWork>, TrainError> {
+    let request = |session: &Session, planner: &mut Planner, k: usize| -> Result<Vec<AssignedWork>, TrainError> {
         let update = plan.update(k);
         let tokens: Vec<u32> = update.samples.iter().map(|&sample| lengths.padded(sample)).collect();
         let plan = share(planner, split, &tokens)?;
@@ -93,33 +97,28 @@ pub(crate) fn evaluate<T: Task>(
             next = request(session, &mut planner, k + 1)?;
         }
         let mut times = Vec::new();
-        for (part, compute) in session.devices.evaluate(work.devices, work.epoch_key)? {
+        for (part, compute) in session.devices.evaluate(work.devices)? {
             times.push(compute.as_micros() as u64);
-            merge(&mut totals, part);
+            totals.merge(&part);
         }
         // Not only for the split: a rank that waits for a slow one sees its progress.
-        let times = exchange_times(&mut session.group, &times)?;
+        let times = exchange_times(&mut session.group, times)?;
         let done = |(work, &micros): (&AssignedWork, &u64)| WorkTime { base_s: work.base_s, micros, after_micros: 0 };
         planner.observe(&assigned.iter().zip(&times).map(done).collect::<Vec<_>>());
     }
     let (totals, skipped) = sum_over_ranks(session, totals, skipped)?;
-    check(&totals, lengths.samples() as u64, skipped.first())
-        .map_err(|reason| TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) })?;
-    let terms = &session.task.terms();
+    check(&totals, lengths.samples() as u64, skipped.first()).map_err(|reason| session.task.error(reason))?;
+    let terms = &session.task.data.terms();
     let means = mean_losses(&totals.losses, &totals.counts);
-    let values = broadcast_metrics(&mut session.group, session.task.measure(&totals))?;
-    let names = session.task.metrics();
-    if names.len() != values.len() {
-        let reason = format!("it names {} metrics but measured {}", names.len(), values.len());
-        return Err(TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) });
-    }
-    let metrics = names.iter().map(|metric| metric.name.to_owned()).zip(values).collect();
+    let mut measured = session.task.compute.metrics(&totals);
+    broadcast_metrics(&mut session.group, &mut measured)?;
     Ok(Some(Evaluation {
         samples: totals.samples,
         loss: weighted(terms, &means),
         terms: named(terms, &means),
-        metrics,
+        metrics: measured.iter().map(|metric| (metric.name.clone(), metric.value)).collect(),
         seconds: started.elapsed().as_secs_f64(),
+        measured,
         skipped,
     }))
 }
@@ -160,59 +159,43 @@ fn check(totals: &Totals, samples: u64, skipped: Option<&SkippedSample>) -> Resu
 }
 
 /// Microseconds that each device of each rank computed in a round, in the order of the cluster.
-fn exchange_times(group: &mut Group, local: &[u64]) -> Result<Vec<u64>, TrainError> {
-    let bytes = postcard::to_stdvec(local).map_err(|error| undecodable(group.rank(), &error))?;
-    let mut all = Vec::new();
-    for (rank, bytes) in group.all_gather_bytes(&bytes)?.iter().enumerate() {
-        let times: Vec<u64> = postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
-        all.extend(times);
-    }
-    Ok(all)
+fn exchange_times(group: &mut Group, local: Vec<u64>) -> Result<Vec<u64>, TrainError> {
+    Ok(messages::all_gather(group, &local)?.into_iter().flatten().collect())
 }
 
 /// Sums over the ranks, added in rank order on each rank.
-fn sum_over_ranks<T: Task>(
-    session: &mut Session<T>,
+fn sum_over_ranks(
+    session: &mut Session,
     local: Totals,
     skipped: Vec<SkippedSample>,
 ) -> Result<(Totals, Vec<SkippedSample>), TrainError> {
     let skipped = skipped_samples::for_peers(skipped, session.rank_label().as_deref());
-    let parts = (local.samples, local.counts, local.losses, local.scores, skipped);
-    let bytes = postcard::to_stdvec(&parts).map_err(|error| undecodable(session.group.rank(), &error))?;
     let (mut totals, mut all_skipped) = (Totals::default(), Vec::new());
-    for (rank, bytes) in session.group.all_gather_bytes(&bytes)?.iter().enumerate() {
-        let (samples, counts, losses, scores, skipped): (_, _, _, _, Vec<SkippedSample>) =
-            postcard::from_bytes(bytes).map_err(|error| undecodable(rank, &error))?;
-        let part = Totals { samples, counts, losses, scores };
-        if !can_merge(&totals, &part) {
-            return Err(undecodable(rank, &"its counts are too large"));
+    for (rank, (part, skipped)) in messages::all_gather(&mut session.group, &(local, skipped))?.into_iter().enumerate()
+    {
+        if !totals.can_merge(&part) {
+            return Err(TrainError::Decode { rank, reason: "its counts are too large".to_owned() });
         }
-        merge(&mut totals, part);
+        totals.merge(&part);
         all_skipped.extend(skipped);
     }
     Ok((totals, all_skipped))
 }
 
-/// Rank 0's metrics, on all ranks. The sums are equal on all ranks, but functions of them (such as
-/// an exponential) may differ in the last bit between machines' libraries; and whether a metric is
-/// the best decides whether all ranks save.
-fn broadcast_metrics(group: &mut Group, local: Vec<f64>) -> Result<Vec<f64>, TrainError> {
-    let bytes = postcard::to_stdvec(&local).map_err(|error| undecodable(group.rank(), &error))?;
-    let bytes = group.broadcast_bytes(0, bytes)?;
-    postcard::from_bytes(&bytes).map_err(|error| undecodable(0, &error))
-}
-
-/// Whether the counts can be added without overflow: a peer may send any number.
-fn can_merge(totals: &Totals, part: &Totals) -> bool {
-    let mut counts = totals.counts.iter().zip(&part.counts).chain([(&totals.samples, &part.samples)]);
-    counts.all(|(sum, more)| sum.checked_add(*more).is_some())
-}
-
-pub(crate) fn merge(totals: &mut Totals, part: Totals) {
-    totals.samples += part.samples;
-    add(&mut totals.counts, part.counts);
-    add(&mut totals.losses, part.losses);
-    add(&mut totals.scores, part.scores);
+/// Sets the values of `metrics` to rank 0's. The sums are equal on all ranks, but functions of them
+/// (such as an exponential) may differ in the last bit between machines' libraries; and whether a
+/// metric is the best decides whether all ranks save.
+fn broadcast_metrics(group: &mut Group, metrics: &mut [Metric]) -> Result<(), TrainError> {
+    let local: Vec<f64> = metrics.iter().map(|metric| metric.value).collect();
+    let values: Vec<f64> = messages::decode(0, &group.broadcast_bytes(0, messages::encode(&local)?)?)?;
+    if values.len() != metrics.len() {
+        let reason = format!("{} metrics instead of {}", values.len(), metrics.len());
+        return Err(TrainError::Decode { rank: 0, reason });
+    }
+    for (metric, value) in metrics.iter_mut().zip(values) {
+        metric.value = value;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -226,28 +209,20 @@ mod tests {
     fn all_ranks_use_the_metrics_of_rank_0() {
         let measured = [2f64.exp(), 2f64.exp().next_up()];
         let groups = Group::local(2, &Options::default()).unwrap().into_iter().zip(measured);
-        let metrics: Vec<Vec<f64>> = std::thread::scope(|scope| {
+        let metrics: Vec<f64> = std::thread::scope(|scope| {
             let ranks: Vec<_> = groups
                 .map(|(mut group, local)| {
                     scope.spawn(move || {
-                        let metrics = broadcast_metrics(&mut group, vec![local]).unwrap();
+                        let mut metrics = [Metric::lower("perplexity", local)];
+                        broadcast_metrics(&mut group, &mut metrics).unwrap();
                         group.close();
-                        metrics
+                        metrics[0].value
                     })
                 })
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
-        assert_eq!(metrics, [[measured[0]]; 2]);
-    }
-
-    #[test]
-    fn counts_that_would_overflow_are_detected() {
-        let totals = |samples, count| Totals { samples, counts: vec![count], ..Totals::default() };
-        assert!(can_merge(&totals(1, 2), &totals(3, u64::MAX - 2)));
-        assert!(!can_merge(&totals(1, 2), &totals(3, u64::MAX - 1)));
-        assert!(!can_merge(&totals(1, 2), &totals(u64::MAX, 1)));
-        assert!(can_merge(&Totals::default(), &totals(u64::MAX, u64::MAX)));
+        assert_eq!(metrics, [measured[0]; 2]);
     }
 
     #[test]

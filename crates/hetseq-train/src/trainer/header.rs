@@ -3,7 +3,7 @@
 //! samples make the arithmetic exact, hashes make it safe, the stop flag passes on signals, and the
 //! times of the last update steer the split: none of them needs a separate protocol.
 //!
-//! Pure: the types and [`merge_headers`]. `sync.rs` sends and receives.
+//! Pure: the types and [`merge_headers`]. `exchange.rs` sends and receives.
 
 use serde::{Deserialize, Serialize};
 
@@ -184,13 +184,6 @@ impl MergedHeader {
     }
 }
 
-/// The factor of each term's loss sum: `weight / global count`, or 0 for a term without counted
-/// items.
-pub(crate) fn scales(weights: &[f64], counts: &[u64]) -> Vec<f32> {
-    let scale = |(&weight, &count): (&f64, &u64)| if count == 0 { 0.0 } else { (weight / count as f64) as f32 };
-    weights.iter().zip(counts).map(scale).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,10 +275,5 @@ mod tests {
         let conflict = merge_headers(&[header(3, 3), second], 6).unwrap_err();
         assert_eq!(conflict.what, "the parameters");
         assert!(conflict.detail.contains("rank 1"));
-    }
-
-    #[test]
-    fn an_empty_term_contributes_nothing() {
-        assert_eq!(scales(&[1.0, 0.5], &[4, 0]), [0.25, 0.0]);
     }
 }

@@ -8,48 +8,45 @@ use std::time::{Duration, Instant};
 use hetseq_comm::Contribution;
 
 use crate::data::loader::{LoadedUpdate, Loader};
-use crate::devices::{Devices, LocalSum};
+use crate::devices::{DeviceReport, Devices, LocalSum, Lost};
 use crate::error::TrainError;
-use crate::task::Task;
-use crate::trainer::header::UpdateHeader;
+use crate::trainer::header::{DeviceTime, LostDevice, UpdateHeader};
+use crate::trainer::messages;
 use crate::trainer::stop::StopFlag;
 
-use super::sync::{device_times, encode, lost_devices};
-
-pub(super) struct ContributionSources<'a, T: Task> {
-    pub(super) devices: &'a mut Devices<T>,
-    pub(super) loader: &'a Loader<T>,
+pub(super) struct ContributionSources<'a> {
+    pub(super) devices: &'a mut Devices,
+    pub(super) loader: &'a Loader,
     pub(super) stop: &'a StopFlag,
 }
 
-pub(super) struct RankContribution<'a, T: Task> {
-    sources: ContributionSources<'a, T>,
+pub(super) struct RankContribution<'a> {
+    sources: ContributionSources<'a>,
     header: UpdateHeader,
-    rank: usize,
     rank_label: Option<String>,
     /// Whether there is a next update, whose samples the header counts.
     has_next: bool,
     /// The sum over this rank's devices, without its values, and when it became ready.
     local: Option<(LocalSum, Instant)>,
     /// The samples of the next update.
-    pub(super) loaded: Option<LoadedUpdate<T>>,
+    pub(super) loaded: Option<LoadedUpdate>,
     /// How long adding up the devices took.
     pub(super) adding: Duration,
     /// How long this rank waited for samples after that.
     pub(super) data_wait: Duration,
 }
 
-impl<'a, T: Task> RankContribution<'a, T> {
-    /// `header` is rank `rank`'s, without what depends on devices and samples. Messages name the
-    /// rank by `rank_label`.
+impl<'a> RankContribution<'a> {
+    /// `header` is this rank's, without what depends on devices and samples. Messages name the rank
+    /// by `rank_label`.
     pub(super) fn new(
-        sources: ContributionSources<'a, T>,
+        sources: ContributionSources<'a>,
         header: UpdateHeader,
-        (rank, rank_label): (usize, Option<String>),
+        rank_label: Option<String>,
         has_next: bool,
     ) -> Self {
         let (adding, data_wait) = (Duration::ZERO, Duration::ZERO);
-        RankContribution { sources, header, rank, rank_label, has_next, local: None, loaded: None, adding, data_wait }
+        RankContribution { sources, header, rank_label, has_next, local: None, loaded: None, adding, data_wait }
     }
 
     /// Returns what has become ready since the last call.
@@ -87,6 +84,25 @@ impl<'a, T: Task> RankContribution<'a, T> {
             header.set_work(work, self.rank_label.clone());
         }
         header.stop = self.sources.stop.is_set();
-        encode(header, self.rank)
+        messages::encode(header)
     }
+}
+
+fn device_times(local: &LocalSum) -> Vec<DeviceTime> {
+    let time = |report: &DeviceReport| DeviceTime {
+        micros: report.compute.as_micros() as u64,
+        after_micros: report.after.as_micros() as u64,
+        most_tokens: report.most_tokens,
+    };
+    local.devices.iter().map(time).collect()
+}
+
+fn lost_devices(local: &LocalSum) -> Vec<LostDevice> {
+    let lost = |Lost { device, reason, has_replacement }: &Lost| LostDevice {
+        device: *device,
+        // Shortened: backends may add whole backtraces.
+        reason: reason.chars().take(500).collect(),
+        has_replacement: *has_replacement,
+    };
+    local.lost.iter().map(lost).collect()
 }

@@ -2,39 +2,36 @@
 //! (`run.rs`).
 
 use std::num::NonZeroUsize;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::Device;
 use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, SplitMode};
-use hetseq_comm::{Group, Options, Secret};
+use hetseq_comm::{Group, Options, Secret, Waker};
 use hetseq_optim::Layout;
 use rayon::ThreadPool;
 
 use crate::config::rank_match::identity;
-use crate::config::{Config, FaultAt};
+use crate::config::{FaultAt, RunConfig};
 use crate::data::data_check::DataCheck;
-use crate::data::loader;
+use crate::data::loader::{self, Loader};
 use crate::devices::memory::{self, Sharing};
-use crate::devices::params;
 use crate::devices::{Devices, FaultInjection, devices_named};
 use crate::error::TrainError;
 use crate::profiling::cluster::ClusterProfile;
 use crate::profiling::links;
 use crate::profiling::probe::{self, ProbeCache, ProbeEntry, ProbeKey, ProbeLimits, Probed};
 use crate::run::{RunOptions, run_dir};
-use crate::task::{Split, Task, TaskError};
+use crate::task::OpenedTask;
 use crate::trainer::stop::StopFlag;
 
-pub(crate) struct Session<T: Task> {
-    pub(crate) task: Arc<T>,
+pub(crate) struct Session {
+    pub(crate) task: OpenedTask,
     pub(crate) layout: Arc<Layout>,
-    pub(crate) devices: Devices<T>,
+    pub(crate) devices: Devices,
     pub(crate) group: Group,
     pub(crate) cluster: ClusterProfile,
-    pub(crate) loader_pool: Arc<ThreadPool>,
-    pub(crate) data: DataCheck,
+    loader_pool: Arc<ThreadPool>,
+    pub(crate) data_check: DataCheck,
 }
 
 /// Whether to measure the machines before the first update.
@@ -47,49 +44,60 @@ pub(crate) enum ProbeMode<'a> {
     Skip,
 }
 
-impl<T: Task> Session<T> {
+impl Session {
     /// Starts the devices, then joins the other ranks: in this order, so that a rank with a wrong
     /// device fails before others wait for it. Then all ranks probe their devices and links.
     pub(crate) fn assemble(
         command: &str,
-        task: T,
-        config: &Config<T::Config>,
+        task: &OpenedTask,
+        config: &RunConfig,
         options: &RunOptions,
         probe_mode: ProbeMode<'_>,
     ) -> Result<Self, TrainError> {
-        let task = Arc::new(task);
         // First, while nothing else needs the cores.
-        let data = DataCheck::begin(T::NAME, task.checksummed_files())?;
-        let layout = Arc::new(layout_of(&*task)?);
+        let data_check = DataCheck::begin(&task.name, task.data.checksummed_files())?;
+        let layout = Arc::new(task.compute.layout().map_err(|reason| task.error(reason))?);
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = devices_named(&config.run.devices)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
-        let devices = Devices::start(&task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
+        let devices = Devices::start(task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
-        let identity = identity(command, config, &*task, &layout)?;
+        let identity = identity(command, task, &layout)?;
         let group = Group::join(&options.rank_env, &identity, &comm_options(config, options))?;
         devices.set_waker(group.waker());
         let template = Profile {
-            task: T::NAME.to_owned(),
+            task: task.name.to_string(),
             parameters: layout.len() as u64,
             exchange_bytes: config.comm.wire_dtype.bytes() * layout.len() as u64,
             ranks: Vec::new(),
         };
         let cluster = ClusterProfile { profile: template, members: Vec::new(), local: 0..0, keys: Vec::new() };
-        let mut session = Session { task, layout, devices, group, cluster, loader_pool, data };
+        let task = task.clone();
+        let mut session = Session { task, layout, devices, group, cluster, loader_pool, data_check };
         match session.probe_cluster(config, options, probe_mode) {
             Ok(()) => Ok(session),
-            Err(error) => {
-                session.group.abort(&error.to_string());
-                Err(error)
-            }
+            Err(error) => session.leave(Err(error)),
         }
+    }
+
+    /// Leaves the group after the last collective, or passes an error on to the other ranks.
+    pub(crate) fn leave<R>(self, result: Result<R, TrainError>) -> Result<R, TrainError> {
+        match &result {
+            Ok(_) => self.group.close(),
+            Err(error) => self.group.abort(&error.to_string()),
+        }
+        result
+    }
+
+    /// A loader for this task. `waker` wakes a rank that polls it.
+    pub(crate) fn loader(&self, config: &RunConfig, waker: Option<Waker>) -> Result<Loader, TrainError> {
+        Loader::start(&self.task, config.run.seed, &self.loader_pool, config.comm.progress_timeout(), waker)
     }
 
     /// Probes this rank's devices and the links, and exchanges the results with all ranks.
     fn probe_cluster(
         &mut self,
-        config: &Config<T::Config>,
+        config: &RunConfig,
         options: &RunOptions,
         probe_mode: ProbeMode<'_>,
     ) -> Result<(), TrainError> {
@@ -149,7 +157,7 @@ impl<T: Task> Session<T> {
 
     fn probe(
         &mut self,
-        config: &Config<T::Config>,
+        config: &RunConfig,
         sharing: Sharing,
         cache: &ProbeCache,
         stop: &StopFlag,
@@ -168,7 +176,7 @@ impl<T: Task> Session<T> {
         let key = self.probe_key(config, &limits, sharing);
         let known = self.cached_profiles(cache, &key);
         let Probed { devices, is_new } =
-            probe::probe(&*self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref(), stop)?;
+            probe::probe(&self.task, &mut self.devices, &self.loader_pool, &limits, known.as_deref(), stop)?;
         for line in probe::describe(&self.devices, &devices, is_new) {
             tracing::info!("{line}");
         }
@@ -188,7 +196,7 @@ impl<T: Task> Session<T> {
     }
 
     /// Measurements of earlier starts, from rank 0's disk.
-    fn probe_cache(&mut self, config: &Config<T::Config>) -> Result<ProbeCache, TrainError> {
+    fn probe_cache(&mut self, config: &RunConfig) -> Result<ProbeCache, TrainError> {
         let is_rank_0 = self.group.rank() == 0;
         let cache = if is_rank_0 { ProbeCache::read(&run_dir(config)).to_bytes() } else { Vec::new() };
         Ok(ProbeCache::parse(&self.group.broadcast_bytes(0, cache)?))
@@ -202,14 +210,14 @@ impl<T: Task> Session<T> {
         cache.find(key, index, &names).map(<[_]>::to_vec)
     }
 
-    fn probe_key(&self, config: &Config<T::Config>, limits: &ProbeLimits, sharing: Sharing) -> ProbeKey {
+    fn probe_key(&self, config: &RunConfig, limits: &ProbeLimits, sharing: Sharing) -> ProbeKey {
         ProbeKey {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             host: self.group.host(self.group.rank()).to_owned(),
             devices: self.devices.names().collect::<Vec<_>>().join(","),
-            task: T::NAME.to_owned(),
+            task: self.task.name.to_string(),
             settings: toml::to_string(&config.task).unwrap_or_default(),
-            data: self.task.fingerprint(),
+            data: self.task.data.fingerprint(),
             layout: format!("{:016x}", self.layout.hash()),
             precision: self.devices.specs().map(|(_, precision)| precision.to_string()).collect::<Vec<_>>().join(","),
             // From the config, not the free memory, which differs from start to start.
@@ -220,7 +228,7 @@ impl<T: Task> Session<T> {
         }
     }
 
-    fn unmeasured_profiles(&self, config: &Config<T::Config>) -> Vec<DeviceProfile> {
+    fn unmeasured_profiles(&self, config: &RunConfig) -> Vec<DeviceProfile> {
         let device = |name: &str| DeviceProfile {
             name: name.to_owned(),
             table: CostTable::proportional(1.0),
@@ -240,7 +248,7 @@ impl<T: Task> Session<T> {
 
     /// Waits until the data of all ranks has passed its checksums. A collective.
     pub(crate) fn finish_data_check(&mut self, timeout: Duration) -> Result<(), TrainError> {
-        self.data.finish(&mut self.group, timeout)
+        self.data_check.finish(&mut self.group, timeout)
     }
 
     pub(crate) fn planner(&self) -> Planner {
@@ -248,33 +256,7 @@ impl<T: Task> Session<T> {
     }
 }
 
-pub(crate) fn open<T: Task>(config: &Config<T::Config>) -> Result<T, TrainError> {
-    let failed = |reason| TrainError::Task { task: T::NAME, reason };
-    let task = T::open(&config.task).map_err(failed)?;
-    if task.lengths(Split::Train).samples() == 0 {
-        return Err(failed(TaskError::Other("there are no training samples".to_owned())));
-    }
-    Ok(task)
-}
-
-/// The flat layout of the task's model. Builds the model, and Burn panics on impossible shapes.
-pub(crate) fn layout_of<T: Task>(task: &T) -> Result<Layout, TrainError> {
-    let build = || params::layout_of(&task.model(&Device::flex().autodiff()));
-    match catch_unwind(AssertUnwindSafe(build)) {
-        Ok(layout) => Ok(layout?),
-        Err(_) => Err(TrainError::Task {
-            task: T::NAME,
-            reason: TaskError::Other("its model could not be built (see above)".to_owned()),
-        }),
-    }
-}
-
-/// The parameters that a run starts from.
-pub(crate) fn initial_of<T: Task>(task: &T, layout: &Layout, seed: u64) -> Vec<f32> {
-    params::initial(&task.model(&Device::flex()), layout, seed)
-}
-
-fn comm_options<C>(config: &Config<C>, options: &RunOptions) -> Options {
+fn comm_options(config: &RunConfig, options: &RunOptions) -> Options {
     let comm = &config.comm;
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),

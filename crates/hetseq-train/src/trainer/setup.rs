@@ -1,10 +1,8 @@
 //! Everything a trainer starts with: rank 0 finds a checkpoint or initial parameters
-//! (`start_point.rs`) and sends them to all ranks; sampler, loaders, events and checkpoint writer
-//! follow. Called by `run.rs`.
+//! (`start_point.rs`) and sends them to all ranks; the parts of the trainer follow. Called by
+//! `run.rs`.
 
-use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hetseq_data::PlanSpec;
@@ -13,174 +11,175 @@ use hetseq_metrics::{Change, Event, WorkerTotals};
 use hetseq_optim::{OptimError, Optimizer};
 
 use crate::checkpoint::{CheckpointWriter, Checkpoints, Restored, RunConstants, Snapshot};
-use crate::config::Config;
+use crate::config::RunConfig;
 use crate::data::loader::Loader;
 use crate::data::update_sampler::UpdateSampler;
 use crate::error::TrainError;
 use crate::run::{RunOptions, run_dir};
 use crate::run_dir::events::RunEvents;
 use crate::run_dir::lock::RunLock;
-use crate::task::skipped_samples::SkippedSamples;
-use crate::task::{Metric, Split, Task};
-use crate::trainer::Trainer;
-use crate::trainer::prefetch_queue::PrefetchQueue;
+use crate::task::Split;
 use crate::trainer::session::Session;
 use crate::trainer::start_point::{
     Archive, archive_old_files, config_changes_since, find_start_point, prepare_run_dir,
 };
 use crate::trainer::state::State;
-use crate::trainer::step_timings::StepTimings;
 use crate::trainer::stop::StopFlag;
+
+use super::checkpointing::Checkpointing;
+use super::learner::Learner;
+use super::observer::Observer;
+use super::pipeline::Pipeline;
+use super::{Trainer, messages};
 
 /// How long a checkpoint waits until earlier events are on disk.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Everything a trainer starts with besides its session.
-pub(crate) struct TrainerSetup<T: Task> {
-    constants: Arc<RunConstants>,
-    /// Config keys that changed since the checkpoint; on rank 0.
-    pub(crate) changed: Vec<Change>,
-    state: State,
-    parameters: Vec<f32>,
-    optimizer: Optimizer,
-    sampler: UpdateSampler,
-    checkpoints: Checkpoints,
-    writer: Option<CheckpointWriter>,
-    events: RunEvents,
-    loader: Loader<T>,
-    valid_loader: Loader<T>,
-    lock: Option<RunLock>,
+/// What rank 0 found in the run directory, besides what it sends to all ranks.
+struct FoundByRank0 {
+    lock: RunLock,
+    archive: Archive,
+    damaged_best: Option<u64>,
+    /// Config keys that changed since the checkpoint.
+    changed: Vec<Change>,
 }
 
-impl<T: Task> TrainerSetup<T> {
+impl Trainer {
+    /// Prepares a run and emits its first event. A collective. An error is passed on to the other
+    /// ranks.
     pub(crate) fn prepare(
-        session: &mut Session<T>,
-        config: &Config<T::Config>,
+        mut session: Session,
+        config: RunConfig,
         options: &RunOptions,
+        stop: StopFlag,
     ) -> Result<Self, TrainError> {
-        let dir = run_dir(config);
-        let config_text = toml::to_string(config)
-            .map_err(|error| TrainError::Config(format!("the config cannot be written as TOML: {error}")))?;
-        let checkpoints = Checkpoints::at(&dir);
-        let new_state = State::new(config, &session.task.fingerprint());
-        let (mut start, mut lock, mut archive, mut changed) = (None, None, Archive::Nothing, Vec::new());
-        let mut damaged_best = None;
-        if session.group.rank() == 0 {
-            lock = Some(RunLock::take(&dir)?);
-            let found = find_start_point(session, &dir, &checkpoints, &new_state, config, options)?;
-            changed = found.path.map_or_else(Vec::new, |path| config_changes_since::<T>(&path, &config_text));
-            (start, archive, damaged_best) = (Some(found.restored), found.archive, found.damaged_best);
+        match Parts::prepare(&mut session, &config, options) {
+            Ok(parts) => Ok(parts.into_trainer(session, config, stop)),
+            Err(error) => session.leave(Err(error)),
         }
+    }
+}
+
+/// The parts of a trainer besides its session.
+struct Parts {
+    pipeline: Pipeline,
+    learner: Learner,
+    checkpointing: Checkpointing,
+    observer: Observer,
+    valid_loader: Loader,
+    changed: Vec<Change>,
+}
+
+impl Parts {
+    fn prepare(session: &mut Session, config: &RunConfig, options: &RunOptions) -> Result<Self, TrainError> {
+        let dir = run_dir(config);
+        let store = Checkpoints::at(&dir);
+        let (found, start) = match session.group.rank() {
+            0 => {
+                let (found, start) = find_start(session, config, options, &dir, &store)?;
+                (Some(found), Some(start))
+            }
+            _ => (None, None),
+        };
         // From here on all ranks use what rank 0 found, whatever their own command lines say.
         let Restored { parameters, slots, mut state, .. } = broadcast_start(session, start)?;
         let mut optimizer = Optimizer::new(&config.optim.optimizer(), &session.layout)?;
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }
-        let spec = PlanSpec {
-            seed: config.run.seed,
-            batch: config.batch.global,
-            curriculum_epochs: config.batch.curriculum_epochs,
-            shuffle: true,
-        };
-        let lengths = session.task.lengths(Split::Train);
-        // Reject a sample that no device can take now, not when training reaches it.
-        session.planner().share(config.batch.split, &[lengths.longest()])?;
-        let mut sampler = UpdateSampler::new(lengths, spec, config.run.max_updates, config.run.max_epochs);
-        sampler.check(&state.cursor).map_err(TrainError::Config)?;
-        state.total_updates.get_or_insert_with(|| sampler.total_updates(&state.cursor));
-        if session.group.rank() == 0 {
+        let sampler = sampler(session, config, &mut state)?;
+        let (mut lock, mut saved, mut changed) = (None, None, Vec::new());
+        if let Some(found) = found {
             let best = state.best.as_ref().map(|best| best.update);
-            archive_old_files(&dir, &checkpoints, &archive, damaged_best)?;
-            prepare_run_dir(&dir, &checkpoints, best, &config_text, session.group.world())?;
+            archive_old_files(&dir, &store, &found.archive, found.damaged_best)?;
+            prepare_run_dir(&dir, &store, best, &session.task.config, session.group.world())?;
+            saved = if let Archive::After(updates) = found.archive { Some(updates) } else { None };
+            (lock, changed) = (Some(found.lock), found.changed);
         }
         let events = RunEvents::start(config, &dir, session.group.rank(), state.cursor.updates)?;
-        let saved = if let Archive::After(updates) = archive { Some(updates) } else { None };
-        let writer = start_writer(&events, &checkpoints, config.checkpoint.keep, &dir, saved)?;
+        let writer = start_writer(&events, &store, config.checkpoint.keep, &dir, saved)?;
+        let constants = RunConstants {
+            layout: session.layout.clone(),
+            config: session.task.config.to_string(),
+            files: session.task.compute.hugging_face().files(),
+        };
         let timeout = config.comm.progress_timeout();
-        let loader = |waker| Loader::start(&session.task, config.run.seed, &session.loader_pool, timeout, waker);
-        Ok(TrainerSetup {
-            writer,
-            constants: Arc::new(RunConstants {
-                layout: session.layout.clone(),
-                config: config_text,
-                files: session.task.files(),
-            }),
+        let loader = session.loader(config, Some(session.group.waker()))?;
+        Ok(Parts {
+            pipeline: Pipeline::new(sampler, session.planner(), loader, &config.batch, &state.cursor),
+            checkpointing: Checkpointing::new(&config.checkpoint, constants, store, writer, lock, timeout, &state),
+            learner: Learner::new(state, parameters, optimizer, &session.layout, &config.optim),
+            observer: Observer::new(events, workers(session)),
+            valid_loader: session.loader(config, None)?,
             changed,
-            events,
-            state,
-            parameters,
-            optimizer,
-            sampler,
-            checkpoints,
-            loader: loader(Some(session.group.waker()))?,
-            valid_loader: loader(None)?,
-            lock,
         })
     }
 
-    pub(crate) fn into_trainer(
-        self,
-        session: Session<T>,
-        config: Config<T::Config>,
-        stop: StopFlag,
-        best_metric: Metric,
-    ) -> Trainer<T> {
-        let mut workers = WorkerTotals::default();
-        for (rank, device) in &session.cluster.members {
-            workers.add_device(*rank, session.group.host(*rank), device);
-        }
-        Trainer {
-            planner: session.planner(),
-            terms: session.task.terms(),
-            total_updates: self.state.total_updates.unwrap_or_default(),
-            last_saved: resumed_update(&self.state),
-            bests: self.state.best.iter().cloned().collect(),
-            warned_of_waiting: false,
-            reported_warnings: BTreeSet::new(),
-            best_metric,
-            _lock: self.lock,
-            timings: StepTimings::starting_at(self.state.cursor.updates),
-            prefetch: PrefetchQueue::starting_at(&self.state.cursor),
-            skipped_samples: SkippedSamples::default(),
-            parameters: Arc::new(self.parameters),
-            constants: self.constants,
-            state: self.state,
-            optimizer: self.optimizer,
-            sampler: self.sampler,
-            checkpoints: self.checkpoints,
-            writer: self.writer,
-            events: self.events,
-            loader: self.loader,
-            valid_loader: self.valid_loader,
-            session,
-            config,
-            stop,
-            workers,
-        }
-    }
-}
-
-impl<T: Task> Trainer<T> {
-    pub(crate) fn emit_start(&mut self, changed: Vec<Change>) {
-        let cursor = self.state.cursor.clone();
-        self.events.emit(&Event::Start {
+    /// Puts the parts together and emits the first event.
+    fn into_trainer(self, session: Session, config: RunConfig, stop: StopFlag) -> Trainer {
+        let Parts { mut pipeline, learner, checkpointing, mut observer, valid_loader, changed } = self;
+        let data = &session.task.data;
+        let cursor = learner.state.cursor.clone();
+        observer.events.emit(&Event::Start {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            task: T::NAME.to_owned(),
-            seed: self.config.run.seed,
-            world: self.session.group.world(),
-            devices: self.session.cluster.members.len(),
-            parameters: self.session.layout.len(),
-            train_samples: self.session.task.lengths(Split::Train).samples(),
-            valid_samples: self.session.task.lengths(Split::Valid).samples(),
-            updates_per_epoch: self.sampler.updates_per_epoch(cursor.epoch),
-            padding: self.sampler.padding(cursor.epoch),
-            total_updates: self.total_updates,
+            task: session.task.name.to_string(),
+            seed: config.run.seed,
+            world: session.group.world(),
+            devices: session.cluster.members.len(),
+            parameters: session.layout.len(),
+            train_samples: data.lengths(Split::Train).samples(),
+            valid_samples: data.lengths(Split::Valid).samples(),
+            updates_per_epoch: pipeline.sampler.updates_per_epoch(cursor.epoch),
+            padding: pipeline.sampler.padding(cursor.epoch),
+            total_updates: learner.total_updates(),
             resumed_at: cursor.updates,
             changed,
         });
-        self.warn_if_disk_is_small();
+        checkpointing.warn_if_disk_is_small(&learner, &mut observer);
+        let terms = data.terms();
+        Trainer { config, terms, stop, session, pipeline, learner, checkpointing, observer, valid_loader }
     }
+}
+
+/// On rank 0: locks the run directory and finds where to start. Changes nothing else on disk.
+fn find_start(
+    session: &Session,
+    config: &RunConfig,
+    options: &RunOptions,
+    dir: &Path,
+    store: &Checkpoints,
+) -> Result<(FoundByRank0, Restored), TrainError> {
+    let new_state = State::new(config, &session.task.data.fingerprint());
+    let lock = RunLock::take(dir)?;
+    let found = find_start_point(session, dir, store, &new_state, config, options)?;
+    let changed = found.path.map_or_else(Vec::new, |path| config_changes_since(&path, &session.task));
+    let (archive, damaged_best) = (found.archive, found.damaged_best);
+    Ok((FoundByRank0 { lock, archive, damaged_best, changed }, found.restored))
+}
+
+/// The sampler of the run. Completes `state` with the number of its last update.
+fn sampler(session: &Session, config: &RunConfig, state: &mut State) -> Result<UpdateSampler, TrainError> {
+    let spec = PlanSpec {
+        seed: config.run.seed,
+        batch: config.batch.global,
+        curriculum_epochs: config.batch.curriculum_epochs,
+        shuffle: true,
+    };
+    let lengths = session.task.data.lengths(Split::Train);
+    // Reject a sample that no device can take now, not when training reaches it.
+    session.planner().share(config.batch.split, &[lengths.longest()])?;
+    let mut sampler = UpdateSampler::new(lengths, spec, config.run.max_updates, config.run.max_epochs);
+    sampler.check(&state.cursor).map_err(TrainError::Config)?;
+    state.total_updates.get_or_insert_with(|| sampler.total_updates(&state.cursor));
+    Ok(sampler)
+}
+
+fn workers(session: &Session) -> WorkerTotals {
+    let mut workers = WorkerTotals::default();
+    for (rank, device) in &session.cluster.members {
+        workers.add_device(*rank, session.group.host(*rank), device);
+    }
+    workers
 }
 
 /// On rank 0: starts the thread that writes checkpoints. `saved` is the update of the newest
@@ -204,25 +203,24 @@ fn start_writer(
     CheckpointWriter::start(saved, save).map(Some)
 }
 
-/// The update of the checkpoint that a run resumes from; none for a new run.
-fn resumed_update(state: &State) -> Option<u64> {
-    Some(state.cursor.updates).filter(|&updates| updates > 0)
-}
-
 /// Sends rank 0's start to all ranks, so that replicas start bit-identical and need no shared file
 /// system.
-fn broadcast_start<T: Task>(session: &mut Session<T>, start: Option<Restored>) -> Result<Restored, TrainError> {
+fn broadcast_start(session: &mut Session, start: Option<Restored>) -> Result<Restored, TrainError> {
     let length = session.layout.len();
+    // The state as JSON, as in a checkpoint.
     let message = match &start {
         Some(start) => {
             let slots: Vec<(&String, usize)> = start.slots.iter().map(|(name, slot)| (name, slot.len())).collect();
-            serde_json::to_vec(&(slots, &start.state)).map_err(|error| undecodable_state(&error))?
+            let state = serde_json::to_string(&start.state);
+            let state = state.map_err(|error| TrainError::Encode { reason: error.to_string() })?;
+            messages::encode(&(slots, state))?
         }
         None => Vec::new(),
     };
     let message = session.group.broadcast_bytes(0, message)?;
-    let (slots, state): (Vec<(String, usize)>, State) =
-        serde_json::from_slice(&message).map_err(|error| undecodable_state(&error))?;
+    let (slots, state): (Vec<(String, usize)>, String) = messages::decode(0, &message)?;
+    let state: State =
+        serde_json::from_str(&state).map_err(|error| TrainError::Decode { rank: 0, reason: error.to_string() })?;
     // No optimizer has a slot with more than one value per parameter. Checked before the other
     // ranks allocate memory for it.
     if let Some((name, found)) = slots.iter().find(|(_, found)| *found > length) {
@@ -237,8 +235,4 @@ fn broadcast_start<T: Task>(session: &mut Session<T>, start: Option<Restored>) -
         session.group.broadcast(0, values)?;
     }
     Ok(Restored { parameters, slots, state, manifest: None })
-}
-
-fn undecodable_state(error: &serde_json::Error) -> TrainError {
-    TrainError::Config(format!("the state of the run cannot be exchanged: {error}"))
 }

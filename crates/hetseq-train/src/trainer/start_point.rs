@@ -1,6 +1,5 @@
 //! Rank 0's part of starting a run: finds the checkpoint to resume from or initial parameters, and
-//! prepares the run directory. Called by [`TrainerSetup`](super::setup::TrainerSetup), which hands
-//! the result to all ranks.
+//! prepares the run directory. Called by `setup.rs`, which hands the result to all ranks.
 
 use std::path::{Path, PathBuf};
 
@@ -12,14 +11,14 @@ use crate::checkpoint::finite::state_not_finite;
 use crate::checkpoint::weights;
 use crate::checkpoint::{self, CheckpointPart, Checkpoints, Restored, STATE, first_intact, verify};
 use crate::config::rank_match;
-use crate::config::{Config, Resume};
+use crate::config::{Resume, RunConfig};
 use crate::error::TrainError;
 use crate::run::{RunOptions, check_exists};
 use crate::run_dir::archive::archive_run;
 use crate::run_dir::events::at_update;
 use crate::run_dir::run_files::write_run_files;
-use crate::task::{Task, TaskError};
-use crate::trainer::session::{Session, initial_of};
+use crate::task::OpenedTask;
+use crate::trainer::session::Session;
 use crate::trainer::state::State;
 
 /// Where a run starts.
@@ -42,12 +41,12 @@ pub(super) enum Archive {
 }
 
 /// Finds the checkpoint to resume from, or initial parameters. Changes nothing on disk.
-pub(super) fn find_start_point<T: Task>(
-    session: &Session<T>,
+pub(super) fn find_start_point(
+    session: &Session,
     dir: &Path,
     checkpoints: &Checkpoints,
     new_state: &State,
-    config: &Config<T::Config>,
+    config: &RunConfig,
     options: &RunOptions,
 ) -> Result<StartPoint, TrainError> {
     let paths = match &options.resume {
@@ -82,8 +81,7 @@ pub(super) fn find_start_point<T: Task>(
     if options.reset.optimizer {
         restored.slots.clear();
     } else {
-        check_optimizer_state(&restored, &session.layout)
-            .map_err(|reason| TrainError::Checkpoint { path: path.clone(), reason })?;
+        check_optimizer_state(&restored, &session.layout).map_err(TrainError::checkpoint(&path))?;
     }
     let updates = restored.state.cursor.updates;
     let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
@@ -166,17 +164,18 @@ pub(super) fn prepare_run_dir(
     write_run_files(dir, config_text, world)
 }
 
-/// Random values drawn by parameter name, or the weights that the task names (`Task::init_from`).
-fn initial_parameters<T: Task>(session: &Session<T>, seed: u64) -> Result<Vec<f32>, TrainError> {
-    let mut parameters = initial_of(&*session.task, &session.layout, seed);
-    let Some(path) = session.task.init_from() else { return Ok(parameters) };
-    let failed = |reason: String| TrainError::Task { task: T::NAME, reason: TaskError::Other(reason) };
+/// Random values drawn by parameter name, or the weights that the task names.
+fn initial_parameters(session: &Session, seed: u64) -> Result<Vec<f32>, TrainError> {
+    let Session { task, layout, .. } = session;
+    let mut parameters = task.compute.initial(layout, seed);
+    let hub = task.compute.hugging_face();
+    let Some(path) = hub.init_from() else { return Ok(parameters) };
     verify(path, CheckpointPart::Model)?;
-    let rename = |name: &str| session.task.parameter_name(name);
-    let found = weights::read(path, &session.layout, &rename, &mut parameters).map_err(failed)?;
-    if let Some(name) = found.missing.iter().find(|name| !session.task.allow_missing(name)) {
-        let reason = format!("{} has no tensor {name}, which the model of this config has", path.display());
-        return Err(failed(reason));
+    let found = weights::read(path, layout, &|name: &str| hub.parameter_name(name), &mut parameters)
+        .map_err(|reason| task.error(reason.to_string()))?;
+    if let Some(name) = found.missing.iter().find(|name| !hub.allow_missing(name)) {
+        let path = path.display();
+        return Err(task.error(format!("{path} has no tensor {name}, which the model of this config has")));
     }
     tracing::info!("starting from the weights of {}", path.display());
     if !found.missing.is_empty() {
@@ -190,9 +189,9 @@ fn initial_parameters<T: Task>(session: &Session<T>, seed: u64) -> Result<Vec<f3
 
 /// Differences from the config of the checkpoint at `path`. Only reported, so a config that cannot
 /// be read is no error.
-pub(super) fn config_changes_since<T: Task>(path: &Path, config: &str) -> Vec<Change> {
+pub(super) fn config_changes_since(path: &Path, task: &OpenedTask) -> Vec<Change> {
     let then = fs::read_to_string(path.join("config.toml"));
-    then.map_or_else(|_| Vec::new(), |then| rank_match::changed::<T>(&then, config))
+    then.map_or_else(|_| Vec::new(), |then| rank_match::changed(task.keys, &then, &task.config))
 }
 
 #[cfg(test)]

@@ -78,20 +78,21 @@ pub(crate) struct Best {
 impl Best {
     /// Records a validation after `update`: either it is the new record, or it adds to
     /// [`Best::since`].
-    pub(crate) fn note(record: &mut Option<Best>, metric: Metric, value: f64, update: u64) {
-        if Best::is_beaten(record.as_ref(), metric, value) {
-            *record = Some(Best { metric: metric.name.to_owned(), value, update, since: 0 });
+    pub(crate) fn note(record: &mut Option<Best>, metric: &Metric, update: u64) {
+        if Best::is_beaten(record.as_ref(), metric) {
+            let Metric { name, value, .. } = metric.clone();
+            *record = Some(Best { metric: name, value, update, since: 0 });
         } else if let Some(record) = record {
             record.since += 1;
         }
     }
 
-    /// Whether `value` of `metric` is better. Any finite value is, if `best` is of another metric.
-    pub(crate) fn is_beaten(best: Option<&Best>, metric: Metric, value: f64) -> bool {
+    /// Whether `metric` is better. Any finite value is, if `best` is of another metric.
+    pub(crate) fn is_beaten(best: Option<&Best>, metric: &Metric) -> bool {
         match (best.filter(|best| best.metric == metric.name), metric.better) {
-            (None, _) => value.is_finite(),
-            (Some(best), Better::Lower) => value < best.value,
-            (Some(best), Better::Higher) => value > best.value,
+            (None, _) => metric.value.is_finite(),
+            (Some(best), Better::Lower) => metric.value < best.value,
+            (Some(best), Better::Higher) => metric.value > best.value,
         }
     }
 }
@@ -293,24 +294,24 @@ mod tests {
         for (update, value, expected) in
             [(2, f64::NAN, None), (4, 0.5, Some((4, 0))), (6, 0.5, Some((4, 1))), (8, f64::NAN, Some((4, 2)))]
         {
-            Best::note(&mut record, Metric::lower("loss"), value, update);
+            Best::note(&mut record, &Metric::lower("loss", value), update);
             assert_eq!(since(&record), expected, "{update}");
         }
-        Best::note(&mut record, Metric::lower("loss"), 0.4, 10);
+        Best::note(&mut record, &Metric::lower("loss", 0.4), 10);
         assert_eq!(since(&record), Some((10, 0)));
         // Each metric has a separate record.
-        Best::note(&mut record, Metric::higher("accuracy"), 0.1, 12);
+        Best::note(&mut record, &Metric::higher("accuracy", 0.1), 12);
         assert_eq!(since(&record), Some((12, 0)));
     }
 
     #[test]
     fn better_depends_on_the_metric() {
         let best = |metric: &str, value| Some(Best { metric: metric.to_owned(), value, update: 1, since: 0 });
-        let (loss, accuracy) = (Metric::lower("loss"), Metric::higher("accuracy"));
-        assert!(Best::is_beaten(best("loss", 0.5).as_ref(), loss, 0.4));
-        assert!(!Best::is_beaten(best("loss", 0.5).as_ref(), loss, f64::NAN));
-        assert!(Best::is_beaten(best("accuracy", 0.5).as_ref(), accuracy, 0.6));
-        assert!(!Best::is_beaten(best("accuracy", 0.5).as_ref(), accuracy, 0.4));
-        assert!(Best::is_beaten(best("loss", 0.5).as_ref(), accuracy, 0.1));
+        let (loss, accuracy) = (|value| Metric::lower("loss", value), |value| Metric::higher("accuracy", value));
+        assert!(Best::is_beaten(best("loss", 0.5).as_ref(), &loss(0.4)));
+        assert!(!Best::is_beaten(best("loss", 0.5).as_ref(), &loss(f64::NAN)));
+        assert!(Best::is_beaten(best("accuracy", 0.5).as_ref(), &accuracy(0.6)));
+        assert!(!Best::is_beaten(best("accuracy", 0.5).as_ref(), &accuracy(0.4)));
+        assert!(Best::is_beaten(best("loss", 0.5).as_ref(), &accuracy(0.1)));
     }
 }

@@ -15,6 +15,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use crate::checkpoint::finite::not_finite;
+use crate::checkpoint::weights_error::{TensorProblem, WeightsError};
 use crate::checkpoint::{CheckpointPart, verify};
 use crate::devices::params::{self, initial, layout_of};
 use crate::error::TrainError;
@@ -61,22 +62,11 @@ pub fn load<M: Network>(
     device: &Device,
 ) -> Result<(M, LoadReport), TrainError> {
     verify(path, CheckpointPart::Model)?;
-    load_verified(model, path, rename, device)
-}
-
-/// [`load`] for a path that has been verified already.
-pub(crate) fn load_verified<M: Network>(
-    model: M,
-    path: &Path,
-    rename: &dyn Fn(&str) -> Option<String>,
-    device: &Device,
-) -> Result<(M, LoadReport), TrainError> {
     // Only on an autodiff device does a parameter report that it requires a gradient.
     let model = model.train();
     let layout = layout_of(&model)?;
     let mut flat = initial(&model, &layout, 0);
-    let report = read(path, &layout, rename, &mut flat)
-        .map_err(|reason| TrainError::Checkpoint { path: path.to_owned(), reason })?;
+    let report = read(path, &layout, rename, &mut flat).map_err(TrainError::checkpoint(path))?;
     let model = params::load(model, &flat, &layout, &device.clone().autodiff());
     Ok((if device.is_autodiff() { model } else { model.valid() }, report))
 }
@@ -88,7 +78,7 @@ pub(crate) fn read(
     layout: &Layout,
     rename: &dyn Fn(&str) -> Option<String>,
     flat: &mut [f32],
-) -> Result<LoadReport, String> {
+) -> Result<LoadReport, WeightsError> {
     let mut found = BTreeSet::new();
     let mut unused = Vec::new();
     for_each(path, &mut |tensor| {
@@ -101,8 +91,8 @@ pub(crate) fn read(
         found.insert(name);
         Ok(())
     })?;
-    if let Some(problem) = not_finite(layout, flat) {
-        return Err(format!("{}: {problem}; the run that saved it diverged. Use an earlier one", path.display()));
+    if let Some(what) = not_finite(layout, flat) {
+        return Err(WeightsError::NotFinite { path: path.to_owned(), what });
     }
     unused.sort_unstable();
     let names = layout.entries().iter().map(|entry| &entry.name);
@@ -114,13 +104,13 @@ pub(crate) fn read_all(
     path: &Path,
     layout: &Layout,
     rename: &dyn Fn(&str) -> Option<String>,
-) -> Result<Vec<f32>, String> {
+) -> Result<Vec<f32>, WeightsError> {
     let mut flat = vec![0.0; layout.len()];
     match read(path, layout, rename, &mut flat)?.missing.as_slice() {
         [] => Ok(flat),
         [first, rest @ ..] => {
-            let more = if rest.is_empty() { String::new() } else { format!(" (and {} more)", rest.len()) };
-            Err(format!("{} has no tensor {first}{more}, which the model of this config has", path.display()))
+            let (path, first) = (path.to_owned(), first.clone());
+            Err(WeightsError::MissingTensor { path, first, others: rest.len() })
         }
     }
 }
@@ -133,14 +123,10 @@ pub(crate) struct NamedTensor {
 }
 
 /// Reads all tensors of a directory or a file, sorted by name. Non-finite values are an error.
-pub(crate) fn read_tensors(path: &Path) -> Result<Vec<NamedTensor>, String> {
+pub(crate) fn read_tensors(path: &Path) -> Result<Vec<NamedTensor>, WeightsError> {
     let mut all = Vec::new();
     for_each(path, &mut |tensor| {
-        let mut values = vec![0.0; tensor.shape.iter().product()];
-        tensor.copy(tensor.shape, &mut values)?;
-        if let Some(at) = first_not_finite(&values) {
-            return Err(format!("{} is {} at element {at}", tensor.name, values[at]));
-        }
+        let values = tensor.finite_values()?;
         all.push(NamedTensor { name: tensor.name.to_owned(), shape: tensor.shape.to_vec(), values });
         Ok(())
     })?;
@@ -150,21 +136,13 @@ pub(crate) fn read_tensors(path: &Path) -> Result<Vec<NamedTensor>, String> {
 
 /// Checks that there are tensors, that all can be read, and that all floating-point values are
 /// finite.
-pub(crate) fn check(path: &Path) -> Result<(), String> {
+pub(crate) fn check(path: &Path) -> Result<(), WeightsError> {
     let mut count = 0;
     for_each(path, &mut |tensor| {
         count += 1;
-        if !tensor.is_float() {
-            return (tensor.bytes)().map(drop);
-        }
-        let mut values = vec![0.0; tensor.shape.iter().product()];
-        tensor.copy(tensor.shape, &mut values)?;
-        match first_not_finite(&values) {
-            Some(at) => Err(format!("{} is {} at element {at}", tensor.name, values[at])),
-            None => Ok(()),
-        }
+        if tensor.is_float() { tensor.finite_values().map(drop) } else { (tensor.bytes)().map(drop) }
     })?;
-    if count == 0 { Err(format!("{} holds no tensors", path.display())) } else { Ok(()) }
+    if count == 0 { Err(WeightsError::Empty(path.to_owned())) } else { Ok(()) }
 }
 
 /// Whether `path` is a file, or a directory with a weight file.
@@ -179,9 +157,9 @@ fn index_of(name: &str) -> String {
 }
 
 /// The files that hold the weights.
-fn files(path: &Path) -> Result<Vec<PathBuf>, String> {
+fn files(path: &Path) -> Result<Vec<PathBuf>, WeightsError> {
     if !path.exists() {
-        return Err(format!("there is no file or directory {}", path.display()));
+        return Err(WeightsError::NotFound(path.to_owned()));
     }
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -192,56 +170,59 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, String> {
             return Ok(vec![whole]);
         }
         if index.exists() {
-            return indexed_files(path, &index).map_err(|reason| format!("{}: {reason}", index.display()));
+            return indexed_files(path, &index);
         }
     }
-    Err(format!("there is no {} in {}", FILES.join(" or "), path.display()))
+    Err(WeightsError::NoWeights { dir: path.to_owned(), files: FILES.join(" or ") })
 }
 
 /// The files of a model that is stored in several files.
-fn indexed_files(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, String> {
+fn indexed_files(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, WeightsError> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let text = fs::read(index).map_err(|error| error.to_string())?;
-    let index: Index = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    let names: BTreeSet<&String> = index.weight_map.values().collect();
+    let wrong = |reason| WeightsError::Index { path: index.to_owned(), reason };
+    let content: Index = serde_json::from_slice(&fs::read(index)?).map_err(|error| wrong(error.to_string()))?;
+    let names: BTreeSet<&String> = content.weight_map.values().collect();
     let is_plain = |name: &str| Path::new(name).file_name().is_some_and(|file| file == name);
     match names.iter().find(|name| !is_plain(name)) {
-        Some(name) => Err(format!("`{name}` is not the name of a file in the same directory")),
+        Some(name) => Err(wrong(format!("`{name}` is not the name of a file in the same directory"))),
         None => Ok(names.into_iter().map(|name| dir.join(name)).collect()),
     }
 }
 
+/// Uses one tensor.
+type TakeTensor<'a> = &'a mut dyn FnMut(FileTensor<'_>) -> Result<(), TensorProblem>;
+
 /// Calls `take` for every tensor of a directory or a file, file by file.
-fn for_each(path: &Path, take: &mut dyn FnMut(FileTensor<'_>) -> Result<(), String>) -> Result<(), String> {
+fn for_each(path: &Path, take: TakeTensor<'_>) -> Result<(), WeightsError> {
     for file in files(path)? {
-        let mut take = |tensor: FileTensor<'_>| take(tensor).map_err(|reason| format!("{}: {reason}", file.display()));
         match file.extension().is_some_and(|extension| extension == "safetensors") {
-            true => for_each_safetensors(&file, &mut take)?,
-            false => for_each_pytorch(&file, &mut take)?,
+            true => for_each_safetensors(&file, take)?,
+            false => for_each_pytorch(&file, take)?,
         }
     }
     Ok(())
 }
 
-fn for_each_safetensors(path: &Path, take: &mut dyn FnMut(FileTensor<'_>) -> Result<(), String>) -> Result<(), String> {
-    let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| format!("{} is damaged: {error}", path.display()))?;
+fn for_each_safetensors(path: &Path, take: TakeTensor<'_>) -> Result<(), WeightsError> {
+    let bytes = fs::read(path)?;
+    let damaged = |reason| WeightsError::Damaged { path: path.to_owned(), reason };
+    let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;
     let mut names = file.names();
     names.sort_unstable();
     for (name, tensor) in names.into_iter().filter_map(|name| Some((name, file.tensor(name).ok()?))) {
         let dtype = Some(tensor.dtype());
-        take(FileTensor { name, dtype, shape: tensor.shape(), bytes: &|| Ok(tensor.data().to_vec()) })?;
+        take(FileTensor { name, dtype, shape: tensor.shape(), bytes: &|| Ok(tensor.data().to_vec()) })
+            .map_err(|problem| of_tensor(path, name, problem))?;
     }
     Ok(())
 }
 
-fn for_each_pytorch(path: &Path, take: &mut dyn FnMut(FileTensor<'_>) -> Result<(), String>) -> Result<(), String> {
-    let failed =
-        |error: &dyn std::fmt::Display| format!("{} cannot be read as a PyTorch file: {error}", path.display());
-    let file = PytorchReader::new(path).map_err(|error| failed(&error))?;
+fn for_each_pytorch(path: &Path, take: TakeTensor<'_>) -> Result<(), WeightsError> {
+    let file = PytorchReader::new(path)
+        .map_err(|error| WeightsError::PyTorch { path: path.to_owned(), reason: error.to_string() })?;
     let mut names = file.keys();
     names.sort_unstable();
     for (name, tensor) in names.iter().filter_map(|name| Some((name, file.get(name)?))) {
@@ -252,10 +233,15 @@ fn for_each_pytorch(path: &Path, take: &mut dyn FnMut(FileTensor<'_>) -> Result<
             pytorch_reader::DType::BF16 => Some(Dtype::BF16),
             _ => None,
         };
-        let bytes = || tensor.read().map_err(|error| failed(&error));
-        take(FileTensor { name, dtype, shape: tensor.shape(), bytes: &bytes })?;
+        let bytes = || tensor.read().map_err(|error| TensorProblem::Unreadable(error.to_string()));
+        take(FileTensor { name, dtype, shape: tensor.shape(), bytes: &bytes })
+            .map_err(|problem| of_tensor(path, name, problem))?;
     }
     Ok(())
+}
+
+fn of_tensor(path: &Path, tensor: &str, problem: TensorProblem) -> WeightsError {
+    WeightsError::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), problem }
 }
 
 /// A tensor of a safetensors or PyTorch file.
@@ -265,7 +251,7 @@ struct FileTensor<'a> {
     dtype: Option<Dtype>,
     shape: &'a [usize],
     /// Little-endian.
-    bytes: &'a dyn Fn() -> Result<Vec<u8>, String>,
+    bytes: &'a dyn Fn() -> Result<Vec<u8>, TensorProblem>,
 }
 
 impl FileTensor<'_> {
@@ -273,10 +259,20 @@ impl FileTensor<'_> {
         matches!(self.dtype, Some(Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16))
     }
 
+    /// All values as f32. One that is not finite is an error.
+    fn finite_values(&self) -> Result<Vec<f32>, TensorProblem> {
+        let mut values = vec![0.0; self.shape.iter().product()];
+        self.copy(self.shape, &mut values)?;
+        match first_not_finite(&values) {
+            Some(at) => Err(TensorProblem::NotFinite { value: values[at], at }),
+            None => Ok(values),
+        }
+    }
+
     /// Converts the values to f32. The tensor must have this shape.
-    fn copy(&self, shape: &[usize], out: &mut [f32]) -> Result<(), String> {
+    fn copy(&self, shape: &[usize], out: &mut [f32]) -> Result<(), TensorProblem> {
         if self.shape != shape {
-            return Err(format!("{} is {:?}, the model of this config expects {shape:?}", self.name, self.shape));
+            return Err(TensorProblem::Shape { found: self.shape.to_vec(), expected: shape.to_vec() });
         }
         let bytes = (self.bytes)()?;
         match self.dtype {
@@ -284,15 +280,14 @@ impl FileTensor<'_> {
             Some(Dtype::F64) => decode(&bytes, out, |bytes| f64::from_le_bytes(bytes) as f32),
             Some(Dtype::F16) => decode(&bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
             Some(Dtype::BF16) => decode(&bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            _ => return Err(format!("{} is not a floating-point tensor", self.name)),
+            _ => Err(TensorProblem::NotFloat),
         }
-        .map_err(|()| format!("{} is truncated", self.name))
     }
 }
 
-fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) -> Result<(), ()> {
+fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) -> Result<(), TensorProblem> {
     if bytes.len() != N * out.len() {
-        return Err(());
+        return Err(TensorProblem::Truncated);
     }
     for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
         *out = value(bytes);

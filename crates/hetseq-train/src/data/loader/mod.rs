@@ -13,20 +13,33 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use hetseq_comm::Waker;
+use hetseq_data::Batch;
 use hetseq_random::Key;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use thiserror::Error;
 
 use crate::devices::DeviceSpec;
-use crate::devices::replica::add;
 use crate::error::TrainError;
 use crate::task::skipped_samples::SkippedSample;
-use crate::task::{Samples, Split, Task, TaskError};
+use crate::task::totals::add;
+use crate::task::{OpenedTask, Samples, Split, TaskError};
 
 /// One micro-batch, ready for a device.
-pub(crate) struct Job<T: Task> {
+pub(crate) struct Job {
     pub(crate) micro: MicroBatch,
-    pub(crate) batch: T::Batch,
+    pub(crate) batch: Batch,
+}
+
+/// Why the loader cannot continue. An error of the task's `collate` is none of these.
+#[derive(Debug, Error)]
+pub enum LoaderError {
+    #[error("its threads could not be started: {0}")]
+    Start(String),
+    #[error("the task's collate panicked (see above)")]
+    Panicked,
+    #[error("collating timed out after {} s (comm.progress_s)", .0.as_secs())]
+    TimedOut(Duration),
 }
 
 /// Samples that go through the model together.
@@ -60,8 +73,8 @@ pub(crate) struct LoadRequest {
 }
 
 /// The result of a [`LoadRequest`].
-pub(crate) struct LoadedUpdate<T: Task> {
-    pub(crate) devices: Vec<Vec<Job<T>>>,
+pub(crate) struct LoadedUpdate {
+    pub(crate) devices: Vec<Vec<Arc<Job>>>,
     /// The key of the randomness of its samples.
     pub(crate) epoch_key: Key,
     /// Per loss term, over all local devices.
@@ -71,9 +84,9 @@ pub(crate) struct LoadedUpdate<T: Task> {
     pub(crate) skipped: Vec<SkippedSample>,
 }
 
-pub(crate) struct Loader<T: Task> {
+pub(crate) struct Loader {
     requests: Sender<LoadRequest>,
-    loaded: Receiver<Result<LoadedUpdate<T>, TrainError>>,
+    loaded: Receiver<Result<LoadedUpdate, TrainError>>,
     timeout: Duration,
     /// When the trainer started to wait for the oldest request.
     waiting_since: Cell<Option<Instant>>,
@@ -90,7 +103,7 @@ pub(crate) fn pool(
         .num_threads(configured.unwrap_or_else(|| spare_threads(cores.get(), busy)))
         .thread_name(|i| format!("loader.{i}"))
         .build()
-        .map_err(|error| failed("starting", error.to_string()))?;
+        .map_err(|error| LoaderError::Start(error.to_string()))?;
     Ok(Arc::new(pool))
 }
 
@@ -100,11 +113,11 @@ fn spare_threads(cores: usize, busy: usize) -> usize {
     cores.saturating_sub(busy).clamp(1, 16)
 }
 
-impl<T: Task> Loader<T> {
+impl Loader {
     /// Starts the loader's thread. `timeout` limits the wait for one request, such as on a file
     /// system that hangs. `waker` wakes a rank that polls with [`Loader::try_take`].
     pub(crate) fn start(
-        task: &Arc<T>,
+        task: &OpenedTask,
         seed: u64,
         pool: &Arc<ThreadPool>,
         timeout: Duration,
@@ -115,7 +128,7 @@ impl<T: Task> Loader<T> {
         let (task, pool) = (task.clone(), pool.clone());
         let work = move || {
             for request in inbox {
-                if outbox.send(pool.install(|| load(&*task, seed, request))).is_err() {
+                if outbox.send(pool.install(|| load(&task, seed, request))).is_err() {
                     return;
                 }
                 if let Some(waker) = &waker {
@@ -131,17 +144,18 @@ impl<T: Task> Loader<T> {
     }
 
     pub(crate) fn request(&self, request: LoadRequest) -> Result<(), TrainError> {
-        self.requests.send(request).map_err(|_| stopped())
+        // A panic inside a task's `collate` ends the thread.
+        self.requests.send(request).map_err(|_| LoaderError::Panicked.into())
     }
 
     /// Returns the result of the oldest request that was not taken yet; waits for it.
-    pub(crate) fn take(&self) -> Result<LoadedUpdate<T>, TrainError> {
+    pub(crate) fn take(&self) -> Result<LoadedUpdate, TrainError> {
         self.receive(self.timeout)?.ok_or_else(|| self.timed_out())
     }
 
     /// Returns the result of the oldest request that was not taken yet, if it is ready. Fails if it
     /// was polled for longer than the timeout.
-    pub(crate) fn try_take(&self) -> Result<Option<LoadedUpdate<T>>, TrainError> {
+    pub(crate) fn try_take(&self) -> Result<Option<LoadedUpdate>, TrainError> {
         let since = self.waiting_since.get().unwrap_or_else(Instant::now);
         let taken = self.receive(Duration::ZERO)?;
         self.waiting_since.set(taken.is_none().then_some(since));
@@ -151,74 +165,63 @@ impl<T: Task> Loader<T> {
         Ok(taken)
     }
 
-    fn receive(&self, limit: Duration) -> Result<Option<LoadedUpdate<T>>, TrainError> {
+    fn receive(&self, limit: Duration) -> Result<Option<LoadedUpdate>, TrainError> {
         match self.loaded.recv_timeout(limit) {
             Ok(loaded) => loaded.map(Some),
-            Err(RecvTimeoutError::Disconnected) => Err(stopped()),
+            Err(RecvTimeoutError::Disconnected) => Err(LoaderError::Panicked.into()),
             Err(RecvTimeoutError::Timeout) => Ok(None),
         }
     }
 
     fn timed_out(&self) -> TrainError {
-        failed("collating", format!("timed out after {} s (comm.progress_s)", self.timeout.as_secs()))
+        LoaderError::TimedOut(self.timeout).into()
     }
 }
 
-/// A panic inside a task's `collate` ends the thread; its message is already on standard error.
-fn stopped() -> TrainError {
-    failed("collating", "the task's collate panicked (see above)".to_owned())
-}
-
-fn failed(doing: &'static str, reason: String) -> TrainError {
-    TrainError::Device { device: "the loader".to_owned(), doing, reason }
-}
-
-fn load<T: Task>(task: &T, seed: u64, request: LoadRequest) -> Result<LoadedUpdate<T>, TrainError> {
+fn load(task: &OpenedTask, seed: u64, request: LoadRequest) -> Result<LoadedUpdate, TrainError> {
     let epoch_key = Key::root(seed).name("sample").index(request.epoch);
-    let terms = task.terms().len();
     let collate = |micro: MicroBatch| collate(task, request.split, micro, epoch_key);
     let device = |micro: Vec<MicroBatch>| -> Vec<_> { micro.into_par_iter().map(collate).collect() };
     let collated: Vec<Vec<_>> = request.devices.into_par_iter().map(device).collect();
-    let mut loaded =
-        LoadedUpdate { devices: Vec::new(), epoch_key, counts: vec![0; terms], samples: 0, skipped: Vec::new() };
+    let counts = vec![0; task.data.terms().len()];
+    let mut loaded = LoadedUpdate { devices: Vec::new(), epoch_key, counts, samples: 0, skipped: Vec::new() };
     for micro_batches in collated {
         let mut jobs = Vec::with_capacity(micro_batches.len());
         for collated in micro_batches {
             // The first error in order: which one is reported must not depend on the threads.
-            let Collated { job, counts, skipped } = collated?;
-            add(&mut loaded.counts, counts);
+            let Collated { job, skipped } = collated.map_err(|reason| task.collate_error(reason))?;
+            add(&mut loaded.counts, job.batch.counts());
             loaded.samples += job.micro.samples.len() as u64;
             loaded.skipped.extend(skipped);
-            jobs.push(job);
+            jobs.push(Arc::new(job));
         }
         loaded.devices.push(jobs);
     }
     Ok(loaded)
 }
 
-pub(crate) struct Collated<T: Task> {
-    pub(crate) job: Job<T>,
-    counts: Vec<u64>,
+pub(crate) struct Collated {
+    pub(crate) job: Job,
     skipped: Vec<SkippedSample>,
 }
 
 /// Collates one micro-batch. Pure except for what the task reads: the same samples give the same
 /// batch at any time, on any rank.
-pub(crate) fn collate<T: Task>(
-    task: &T,
+pub(crate) fn collate(
+    task: &OpenedTask,
     split: Split,
     micro: MicroBatch,
     epoch_key: Key,
-) -> Result<Collated<T>, TrainError> {
+) -> Result<Collated, TaskError> {
     let samples = Samples::new(split, &micro.samples, epoch_key);
-    let batch = task.collate(&samples).map_err(|reason| TrainError::Collate { task: T::NAME, reason })?;
+    let batch = task.data.collate(&samples)?;
+    batch.check()?;
     let skipped = samples.into_skipped();
-    let (counts, terms) = (task.counts(&batch), task.terms().len());
-    if counts.len() != terms {
-        let reason = format!("it names {terms} loss terms but counted {}", counts.len());
-        return Err(TrainError::Collate { task: T::NAME, reason: TaskError::Other(reason) });
+    let (counts, terms) = (batch.counts().len(), task.data.terms().len());
+    if counts != terms {
+        return Err(format!("it names {terms} loss terms but counted {counts}").into());
     }
-    Ok(Collated { job: Job { micro, batch }, counts, skipped })
+    Ok(Collated { job: Job { micro, batch }, skipped })
 }
 
 #[cfg(test)]

@@ -8,13 +8,13 @@ use hetseq_data::SampleLengths;
 use hetseq_models::layers::Linear;
 
 use super::*;
-use crate::task::{ForwardContext, StepOutput};
+use crate::task::{ForwardContext, StepOutput, Task, TaskData};
 
 /// A batch is its samples. Sample 13 cannot be read, 40 to 49 are errors, 50 panics, 60 hangs.
 #[derive(Default)]
 struct Reader {
     at_once: AtomicUsize,
-    most_at_once: AtomicUsize,
+    most_at_once: Arc<AtomicUsize>,
 }
 
 #[derive(burn::module::Module, Debug)]
@@ -24,16 +24,7 @@ struct Nothing {
 
 impl hetseq_models::Network for Nothing {}
 
-impl Task for Reader {
-    const NAME: &'static str = "reader";
-    type Config = ();
-    type Model = Nothing;
-    type Batch = Vec<u32>;
-
-    fn open((): &()) -> Result<Self, TaskError> {
-        Ok(Reader::default())
-    }
-
+impl TaskData for Reader {
     fn fingerprint(&self) -> String {
         String::new()
     }
@@ -42,11 +33,7 @@ impl Task for Reader {
         SampleLengths::Uniform { samples: 100, tokens: 1 }
     }
 
-    fn model(&self, device: &Device) -> Nothing {
-        Nothing { layer: Linear::new(1, 1, device) }
-    }
-
-    fn collate(&self, samples: &Samples<'_>) -> Result<Vec<u32>, TaskError> {
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
         let read = |&id: &u32| {
             let now = self.at_once.fetch_add(1, Ordering::SeqCst) + 1;
             self.most_at_once.fetch_max(now, Ordering::SeqCst);
@@ -58,29 +45,46 @@ impl Task for Reader {
                 50 => panic!("sample 50"),
                 _ => {}
             }
-            Ok(id)
+            Ok(id as i32)
         };
-        let read: Vec<Result<u32, TaskError>> = samples.ids.par_iter().map(read).collect();
-        read.into_iter().collect()
-    }
-
-    fn counts(&self, batch: &Vec<u32>) -> Vec<u64> {
-        vec![batch.iter().filter(|&&id| id != 13).count() as u64]
-    }
-
-    fn forward(&self, _: &Nothing, _: &Vec<u32>, _: &ForwardContext) -> StepOutput {
-        StepOutput { losses: Vec::new(), scores: Vec::new() }
+        let read: Vec<Result<i32, TaskError>> = samples.ids.par_iter().map(read).collect();
+        let ids = read.into_iter().collect::<Result<Vec<i32>, TaskError>>()?;
+        let count = ids.iter().filter(|&&id| id != 13).count() as u64;
+        // Sample 70 has an array of the wrong size, sample 71 a second count.
+        let counts = if ids.contains(&71) { vec![count, count] } else { vec![count] };
+        let rows = ids.len() + usize::from(ids.contains(&70));
+        Ok(Batch::new(counts).with_i32("ids", [rows], ids))
     }
 }
 
-fn loader(threads: usize, timeout: Duration) -> (Arc<Reader>, Loader<Reader>) {
-    let task = Arc::new(Reader::default());
+impl Task for Reader {
+    const NAME: &'static str = "reader";
+    type Config = ();
+    type Model = Nothing;
+
+    fn open((): &()) -> Result<Self, TaskError> {
+        Ok(Reader::default())
+    }
+
+    fn model(&self, device: &Device) -> Nothing {
+        Nothing { layer: Linear::new(1, 1, device) }
+    }
+
+    fn forward(&self, _: &Nothing, _: &Batch, _: &ForwardContext) -> Result<StepOutput, TaskError> {
+        Ok(StepOutput { losses: Vec::new(), scores: Vec::new() })
+    }
+}
+
+fn loader(threads: usize, timeout: Duration) -> Loader {
+    loader_of(Reader::default(), threads, timeout)
+}
+
+fn loader_of(reader: Reader, threads: usize, timeout: Duration) -> Loader {
     let pool = pool(Some(threads), &[], NonZeroUsize::MIN).unwrap();
-    let loader = Loader::start(&task, 1, &pool, timeout, None).unwrap();
-    (task, loader)
+    Loader::start(&OpenedTask::new(reader, String::new()), 1, &pool, timeout, None).unwrap()
 }
 
-fn request(loader: &Loader<Reader>, devices: Vec<Vec<Vec<u32>>>) {
+fn request(loader: &Loader, devices: Vec<Vec<Vec<u32>>>) {
     let micro = |samples| MicroBatch { samples, longest: 1 };
     let devices = devices.into_iter().map(|batches| batches.into_iter().map(micro).collect()).collect();
     loader.request(LoadRequest { split: Split::Train, epoch: 0, devices }).unwrap();
@@ -90,7 +94,9 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn all_threads_work_and_results_keep_their_order() {
-    let (task, loader) = loader(4, LONG);
+    let reader = Reader::default();
+    let most_at_once = reader.most_at_once.clone();
+    let loader = loader_of(reader, 4, LONG);
     let requests = [vec![vec![vec![9, 8, 7], vec![6]], vec![vec![5, 4]]], vec![vec![], vec![vec![3, 2, 1, 0]]]];
     for devices in &requests {
         request(&loader, devices.clone());
@@ -103,21 +109,22 @@ fn all_threads_work_and_results_keep_their_order() {
             .devices
             .into_iter()
             .map(|jobs| {
-                let batch = |job: Job<Reader>| {
-                    assert_eq!(job.batch, job.micro.samples);
-                    job.batch
+                let batch = |job: Arc<Job>| {
+                    let ids: Vec<u32> = job.batch.i32s("ids").unwrap().iter().map(|&id| id as u32).collect();
+                    assert_eq!(ids, job.micro.samples);
+                    ids
                 };
                 jobs.into_iter().map(batch).collect()
             })
             .collect();
         assert_eq!(found, devices);
     }
-    assert_eq!(task.most_at_once.load(Ordering::SeqCst), 4);
+    assert_eq!(most_at_once.load(Ordering::SeqCst), 4);
 }
 
 #[test]
 fn an_unreadable_sample_is_loaded_but_not_counted() {
-    let (_, loader) = loader(2, LONG);
+    let loader = loader(2, LONG);
     request(&loader, vec![vec![vec![12, 13, 14]]]);
     let loaded = loader.take().unwrap();
     assert_eq!((loaded.samples, loaded.counts), (3, vec![2]));
@@ -126,7 +133,7 @@ fn an_unreadable_sample_is_loaded_but_not_counted() {
 
 #[test]
 fn the_first_of_several_errors_is_reported_after_earlier_results() {
-    let (_, loader) = loader(4, LONG);
+    let loader = loader(4, LONG);
     request(&loader, vec![vec![vec![1]]]);
     request(&loader, vec![vec![vec![2, 41], vec![42]], vec![vec![43]]]);
     assert!(loader.take().is_ok());
@@ -135,16 +142,28 @@ fn the_first_of_several_errors_is_reported_after_earlier_results() {
 }
 
 #[test]
+fn a_batch_that_contradicts_itself_is_an_error() {
+    let loader = loader(1, LONG);
+    for (sample, reason) in
+        [(70, "the array `ids` has 1 values, but its shape [2] needs 2"), (71, "it names 1 loss terms but counted 2")]
+    {
+        request(&loader, vec![vec![vec![sample]]]);
+        let error = loader.take().err().unwrap().to_string();
+        assert_eq!(error, format!("task reader, collating a micro-batch: {reason}"));
+    }
+}
+
+#[test]
 fn a_panic_in_a_task_is_an_error() {
-    let (_, loader) = loader(2, LONG);
+    let loader = loader(2, LONG);
     request(&loader, vec![vec![vec![1, 50]]]);
     let error = loader.take().err().unwrap().to_string();
-    assert_eq!(error, "the loader failed while collating: the task's collate panicked (see above)");
+    assert_eq!(error, "the loader failed: the task's collate panicked (see above)");
 }
 
 #[test]
 fn a_request_that_hangs_times_out() {
-    let (_, loader) = loader(1, Duration::from_millis(300));
+    let loader = loader(1, Duration::from_millis(300));
     request(&loader, vec![vec![vec![60]]]);
     let error = loader.take().err().unwrap().to_string();
     assert!(error.contains("timed out after 0 s (comm.progress_s)"), "{error}");
@@ -152,7 +171,7 @@ fn a_request_that_hangs_times_out() {
 
 #[test]
 fn polling_does_not_wait_but_times_out() {
-    let (_, loader) = loader(1, Duration::from_millis(300));
+    let loader = loader(1, Duration::from_millis(300));
     request(&loader, vec![vec![vec![1]]]);
     let started = Instant::now();
     let taken = loop {

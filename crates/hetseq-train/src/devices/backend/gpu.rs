@@ -9,8 +9,8 @@ use burn::tensor::{Device, DeviceKind as BurnDeviceKind, DeviceType, FloatDType,
 use hetseq_kernels::Dtype;
 
 use super::gpu_memory::{self, GpuMemory};
-use super::{GpuReport, try_product};
-use crate::devices::{Api, DeviceKind, catch_panic};
+use super::{BackendError, GpuReport, catch_panic, failed, try_product};
+use crate::devices::{Api, DeviceKind};
 
 /// A GPU found by enumeration.
 pub(super) struct FoundGpu {
@@ -98,8 +98,8 @@ impl OpenedGpu {
 /// Open devices. Each is set up once per process.
 static OPENED: Mutex<Vec<((Api, usize), OpenedGpu)>> = Mutex::new(Vec::new());
 
-pub(super) fn open(kind: &DeviceKind) -> Result<OpenedGpu, String> {
-    let DeviceKind::Gpu { api, index } = *kind else { return Err("it is not a GPU".to_owned()) };
+pub(super) fn open(kind: &DeviceKind) -> Result<OpenedGpu, BackendError> {
+    let DeviceKind::Gpu { api, index } = *kind else { return Err(failed("it is not a GPU")) };
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, known)) = opened.iter().find(|(key, _)| *key == (api, index)) {
         return Ok(known.clone());
@@ -121,7 +121,7 @@ fn open_native(
     api: Api,
     index: usize,
     device: impl FnOnce() -> Device,
-) -> Result<OpenedGpu, String> {
+) -> Result<OpenedGpu, BackendError> {
     let count = catch_panic(|| Ok(Device::enumerate(device_type).len()))?;
     if index >= count {
         return Err(no_such_gpu(api, count));
@@ -129,7 +129,7 @@ fn open_native(
     Ok(OpenedGpu { device: catch_panic(|| Ok(device()))?, setup: None })
 }
 
-fn open_wgpu(api: Api, index: usize) -> Result<OpenedGpu, String> {
+fn open_wgpu(api: Api, index: usize) -> Result<OpenedGpu, BackendError> {
     if device_type(api).is_none() {
         return Err(not_built_in(api));
     }
@@ -144,7 +144,7 @@ fn open_wgpu(api: Api, index: usize) -> Result<OpenedGpu, String> {
         _ => return Ok(OpenedGpu { device: Device::new(CubeDevice::Wgpu(adapter.clone())), setup: None }),
     };
     let options = Device::wgpu_options().device_kind(kind).graphics_api(wgpu_backend(api));
-    let (device, setup) = catch_panic(|| options.init_with_setup().map_err(|error| error.to_string()))?;
+    let (device, setup) = catch_panic(|| options.init_with_setup().map_err(failed))?;
     Ok(OpenedGpu { device, setup: Some(setup) })
 }
 
@@ -156,26 +156,26 @@ fn wgpu_backend(api: Api) -> WgpuBackend {
     }
 }
 
-fn no_such_gpu(api: Api, count: usize) -> String {
+fn no_such_gpu(api: Api, count: usize) -> BackendError {
     let name = api.prefix();
-    match count {
+    BackendError(match count {
         0 => "no driver offers one: install the driver of your card (on Linux also the Vulkan loader, libvulkan1); `hetseq \
               devices` lists all devices"
             .to_owned(),
         1 => format!("there is only {name}:0; `hetseq devices` lists all devices"),
         _ => format!("there are {name}:0 to {name}:{}; `hetseq devices` lists them", count - 1),
-    }
+    })
 }
 
-fn not_built_in(api: Api) -> String {
+fn not_built_in(api: Api) -> BackendError {
     let name = api.prefix();
-    format!(
+    BackendError(format!(
         "this hetseq was built without {name}: build it with `cargo build --release --features {name}`, or use gpu:0, which \
          supports the cards of all vendors"
-    )
+    ))
 }
 
-pub(super) fn examine(kind: &DeviceKind) -> Result<GpuReport, String> {
+pub(super) fn examine(kind: &DeviceKind) -> Result<GpuReport, BackendError> {
     let opened = open(kind)?;
     let memory = opened.memory();
     let OpenedGpu { device, setup } = opened;
@@ -236,7 +236,7 @@ fn vendor(id: u32) -> String {
 
 /// Speed of square matrix products, the best of three sizes. A fast device needs large ones; on a
 /// slow one they are skipped.
-fn gflops(device: &Device, precision: Dtype) -> Result<f64, String> {
+fn gflops(device: &Device, precision: Dtype) -> Result<f64, BackendError> {
     const ENOUGH_S: f64 = 0.3;
     let dtype = precision.cast_to().unwrap_or(FloatDType::F32);
     let mut best: f64 = 0.0;
@@ -245,7 +245,7 @@ fn gflops(device: &Device, precision: Dtype) -> Result<f64, String> {
         let product = || {
             catch_panic(|| {
                 let product = matrix.clone().matmul(matrix.clone());
-                device.sync().map_err(|error| error.to_string())?;
+                device.sync().map_err(failed)?;
                 drop(product);
                 Ok(())
             })
@@ -264,7 +264,7 @@ fn gflops(device: &Device, precision: Dtype) -> Result<f64, String> {
 }
 
 /// Time per operation on one element. The best of three series.
-fn launch_us(device: &Device) -> Result<f64, String> {
+fn launch_us(device: &Device) -> Result<f64, BackendError> {
     const OPERATIONS: u32 = 200;
     let series = || {
         catch_panic(|| {
@@ -273,7 +273,7 @@ fn launch_us(device: &Device) -> Result<f64, String> {
             for _ in 0..OPERATIONS {
                 number = number + 1.0;
             }
-            device.sync().map_err(|error| error.to_string())?;
+            device.sync().map_err(failed)?;
             Ok(started.elapsed().as_secs_f64() / f64::from(OPERATIONS) * 1e6)
         })
     };

@@ -10,14 +10,35 @@ mod gpu;
 mod gpu_memory;
 mod pinning;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
 use hetseq_kernels::{Dtype, with_precision};
+use thiserror::Error;
 
-use crate::devices::{DeviceKind, catch_panic};
+use crate::devices::DeviceKind;
 
 pub(crate) use pinning::pin;
+
+/// A message of Burn or of a driver, which give nothing else, or why a device cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct BackendError(pub(crate) String);
+
+/// Turns a panic into an error: Burn reports failures by panicking.
+pub(crate) fn catch_panic<R>(work: impl FnOnce() -> Result<R, BackendError>) -> Result<R, BackendError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(BackendError(text.unwrap_or_else(|| "it panicked".to_owned())))
+    })
+}
+
+/// The error for a failure that Burn returns.
+fn failed(error: impl ToString) -> BackendError {
+    BackendError(error.to_string())
+}
 
 /// The GPUs to train on: real ones, each with its best API. Loads drivers.
 pub fn gpus() -> Vec<DeviceKind> {
@@ -40,7 +61,7 @@ pub fn gpu_kinds() -> Vec<DeviceKind> {
 }
 
 /// Opens a device and tests that it computes.
-pub(crate) fn open(kind: &DeviceKind) -> Result<Device, String> {
+pub(crate) fn open(kind: &DeviceKind) -> Result<Device, BackendError> {
     if matches!(kind, DeviceKind::Cpu { .. }) {
         return Ok(Device::flex());
     }
@@ -51,7 +72,7 @@ pub(crate) fn open(kind: &DeviceKind) -> Result<Device, String> {
         Ok(device)
     }
     #[cfg(not(feature = "gpu"))]
-    Err(WITHOUT_GPU_SUPPORT.unwrap_or_default().to_owned())
+    Err(failed(WITHOUT_GPU_SUPPORT.unwrap_or_default()))
 }
 
 /// Memory of an open GPU that this process may use, if the driver reports it.
@@ -76,26 +97,27 @@ pub const WITHOUT_GPU_SUPPORT: Option<&str> = if cfg!(feature = "gpu") {
 };
 
 /// Tests matrix products in this precision. The error says why they do not work.
-pub(crate) fn try_product(device: &Device, precision: Dtype) -> Result<(), String> {
+pub(crate) fn try_product(device: &Device, precision: Dtype) -> Result<(), BackendError> {
     const SIDE: usize = 16;
     if let Some(low) = precision.cast_to()
         && !device.supports_dtype(low)
     {
-        return Err(format!("it cannot compute in {precision}"));
+        return Err(failed(format!("it cannot compute in {precision}")));
     }
     let values = catch_panic(|| {
         with_precision(precision, || {
             let halves = Tensor::<2>::full([SIDE, SIDE], 0.5, device);
             let product = hetseq_kernels::matmul(halves.clone(), halves);
-            product.try_into_vec_as::<f32>().map_err(|error| error.to_string())
+            product.try_into_vec_as::<f32>().map_err(failed)
         })
     })
-    .map_err(|reason| format!("it cannot multiply matrices in {precision}: {reason}"))?;
+    .map_err(|reason| failed(format!("it cannot multiply matrices in {precision}: {reason}")))?;
     let expected = 0.25 * SIDE as f32;
     if values.len() == SIDE * SIDE && values.iter().all(|&value| value == expected) {
         return Ok(());
     }
-    Err(format!("wrong matrix product in {precision}: expected {expected}, got {:?}", values.first()))
+    let found = values.first();
+    Err(failed(format!("wrong matrix product in {precision}: expected {expected}, got {found:?}")))
 }
 
 /// The device's name in `run.devices`.
@@ -113,19 +135,19 @@ pub fn host_precisions() -> Vec<Dtype> {
 }
 
 /// Memory bandwidth of one CPU thread, reading and writing.
-pub fn host_gigabytes_per_s() -> Result<f64, String> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(|error| error.to_string())?;
+pub fn host_gigabytes_per_s() -> Result<f64, BackendError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(failed)?;
     pool.install(|| gigabytes_per_s(&Device::flex()))
 }
 
 /// Reads and writes 64 MiB each. The best of three runs.
-fn gigabytes_per_s(device: &Device) -> Result<f64, String> {
+fn gigabytes_per_s(device: &Device) -> Result<f64, BackendError> {
     const ELEMENTS: usize = 16 << 20;
     let run = |input: &Tensor<1>| {
         catch_panic(|| {
             let started = Instant::now();
             let output = input.clone() + 1.0;
-            device.sync().map_err(|error| error.to_string())?;
+            device.sync().map_err(failed)?;
             drop(output);
             Ok(started.elapsed().as_secs_f64())
         })
@@ -169,7 +191,7 @@ pub struct GpuReport {
 }
 
 /// Opens a GPU and measures it.
-pub fn examine(kind: &DeviceKind) -> Result<GpuReport, String> {
+pub fn examine(kind: &DeviceKind) -> Result<GpuReport, BackendError> {
     #[cfg(feature = "gpu")]
     {
         gpu::examine(kind)
@@ -177,6 +199,6 @@ pub fn examine(kind: &DeviceKind) -> Result<GpuReport, String> {
     #[cfg(not(feature = "gpu"))]
     {
         _ = kind;
-        Err(WITHOUT_GPU_SUPPORT.unwrap_or_default().to_owned())
+        Err(failed(WITHOUT_GPU_SUPPORT.unwrap_or_default()))
     }
 }

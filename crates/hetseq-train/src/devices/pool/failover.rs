@@ -1,15 +1,18 @@
 //! Failover: drops failed devices and assigns their work to the others. Called by `pool`.
 
-use crate::devices::handle::{COMPUTING, DeviceHandle};
+use std::sync::Arc;
+
+use crate::data::loader::Job;
+use crate::devices::handle::DeviceHandle;
 use crate::devices::spec::DeviceSpec;
-use crate::devices::thread::DeviceInput;
+use crate::devices::thread::DeviceSetup;
 use crate::devices::{Lost, PrecisionPolicy};
 use crate::error::TrainError;
-use crate::task::Task;
 
-use super::{Devices, Round, RoundPart};
+use super::Devices;
+use super::round::{Round, RoundPart};
 
-impl<T: Task> Devices<T> {
+impl Devices {
     /// Indices of the devices that have not failed.
     pub(super) fn alive(&self) -> Vec<usize> {
         (0..self.handles.len()).filter(|&at| !self.handles[at].is_lost).collect()
@@ -17,18 +20,18 @@ impl<T: Task> Devices<T> {
 
     /// Drops the failed device and assigns its unfinished part of the round to the others. Fails if
     /// another device has failed with the same samples before.
-    pub(super) fn recompute(&mut self, round: &mut Round, at: usize, reason: String) -> Result<(), TrainError> {
+    pub(super) fn reassign(&mut self, round: &mut Round, at: usize, reason: String) -> Result<(), TrainError> {
         let (done, left): (Vec<RoundPart>, Vec<RoundPart>) =
             std::mem::take(&mut round.parts[at]).into_iter().partition(|part| part.done.is_some());
         round.parts[at] = done;
         if let Some(first) = left.iter().find_map(|part| part.earlier_failure.as_ref()) {
             let both = if *first == reason { reason } else { format!("{reason} (and on another device: {first})") };
-            return Err(self.handles[at].failed(COMPUTING, both));
+            return Err(self.handles[at].failed(round.doing(), both));
         }
-        self.drop_device(at, reason.clone(), COMPUTING)?;
-        let micros = left.into_iter().flat_map(|part| part.micros);
-        for (at, micros) in round_robin(&self.alive(), micros) {
-            self.assign(round, at, DeviceInput::Samples(micros), (true, Some(reason.clone())));
+        self.drop_device(at, reason.clone(), round.doing())?;
+        let jobs: Vec<Arc<Job>> = left.into_iter().flat_map(|part| part.jobs).collect();
+        for (at, jobs) in round_robin(&self.alive(), jobs) {
+            round.assign(at, &self.handles[at], jobs, (true, Some(reason.clone())));
         }
         Ok(())
     }
@@ -50,18 +53,20 @@ impl<T: Task> Devices<T> {
     }
 
     /// All cores as one device, to replace the device at `at`. It opens in the background.
-    fn cpu_replacement(&self, at: usize) -> Result<DeviceHandle<T>, TrainError> {
+    pub(in crate::devices) fn cpu_replacement(&self, at: usize) -> Result<DeviceHandle, TrainError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let spec = DeviceSpec { name: format!("{} (cpu)", self.handles[at].spec.name), ..DeviceSpec::cpu(0, threads) };
-        let mut handle = DeviceHandle::start(
-            &spec,
-            &self.task,
-            &self.layout,
-            PrecisionPolicy::default(),
-            &self.waker,
-            self.hang_timeout,
-        )?;
-        handle.open_in_background(self.loaded.upgrade());
+        let setup = DeviceSetup { policy: PrecisionPolicy::default(), ..self.setup.clone() };
+        let mut handle = DeviceHandle::start(&spec, &setup)?;
+        let parameters = match &self.loaded {
+            None => None,
+            Some(loaded) => {
+                // Computing with other parameters would be a wrong result.
+                let gone = || handle.failed("replacing another device", "the parameters are no longer in memory");
+                Some(loaded.upgrade().ok_or_else(gone)?)
+            }
+        };
+        handle.open_in_background(parameters);
         Ok(handle)
     }
 }

@@ -1,20 +1,21 @@
-//! The devices of this process, each a thread with its own replica. Their gradients are summed in
-//! memory before anything is sent over the network. Called by the trainer, the probe and `bench`.
+//! The devices of this process, each a thread with its own replica. Training, evaluation and
+//! inference all run on it; their gradients are summed in memory before anything is sent over the
+//! network. Called by the trainer, the probe, `bench` and `inference`.
 //!
 //! By default a CPU is one single-threaded device per core. Every operation of a device runs inside
 //! the device's own rayon pool, so operations do not compete for cores. That is faster than threads
 //! inside operations (`hetseq bench step` compares both). A GPU is one device; its thread only
 //! launches work.
 //!
-//! A device that fails is dropped: the others compute its samples in the same update
+//! A device that fails is dropped: the others compute its samples in the same round
 //! (`failover.rs`), and from then on the planner excludes it (`trainer/planning.rs`). If the same
 //! samples fail on another device too, the device is not the cause and the run ends.
 
-mod evaluation;
 mod failover;
+mod round;
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hetseq_comm::Waker;
@@ -22,28 +23,26 @@ use hetseq_kernels::Dtype;
 use hetseq_optim::Layout;
 use hetseq_random::Key;
 
-use crate::data::loader::{Job, MicroBatch};
+use crate::data::loader::Job;
 use crate::devices::backend;
 use crate::error::TrainError;
-use crate::task::Task;
+use crate::task::compute::GradientSums;
+use crate::task::{OpenedTask, Prediction, Totals};
 
-use self::failover::round_robin;
+use self::round::Round;
 use super::PrecisionPolicy;
 use super::handle::DeviceHandle;
 use super::spec::{DeviceSpec, parse_devices};
-use super::thread::{DeviceCommand, DeviceInput, StepDone};
+use super::thread::{DeviceCommand, DeviceSetup, Work, WorkDone};
 
-pub(crate) struct Devices<T: Task> {
-    task: Arc<T>,
-    layout: Arc<Layout>,
-    handles: Vec<DeviceHandle<T>>,
-    /// How long a device may take for one micro-batch.
-    hang_timeout: Duration,
-    faults: FaultInjection,
-    /// Woken by the device threads when they finish a command.
-    waker: Arc<OnceLock<Waker>>,
-    /// The parameters loaded last, for a device that replaces another.
-    loaded: Weak<Vec<f32>>,
+pub(crate) struct Devices {
+    /// For a device that replaces another.
+    setup: DeviceSetup,
+    handles: Vec<DeviceHandle>,
+    faults: Arc<FaultInjection>,
+    /// The parameters loaded last, for a device that replaces another. The caller keeps
+    /// them: a second owner would make the optimizer copy them.
+    loaded: Option<Weak<Vec<f32>>>,
     round: Option<Round>,
     /// Devices lost since the last sum.
     newly_lost: Vec<Lost>,
@@ -113,44 +112,27 @@ pub(crate) struct DeviceReport {
     pub(crate) held_bytes: Option<u64>,
 }
 
-/// An update that is being computed.
-struct Round {
-    params: Arc<StepParams>,
-    /// Per device, in the order in which they were assigned.
-    parts: Vec<Vec<RoundPart>>,
-}
-
-/// Micro-batches assigned to a device in one command.
-struct RoundPart {
-    micros: Vec<MicroBatch>,
-    /// Taken over from another device. The planner does not expect this work, so its time is not
-    /// reported.
-    is_extra: bool,
-    /// Why another device failed with it.
-    earlier_failure: Option<String>,
-    done: Option<StepDone>,
-}
-
 /// Resolves a value of `run.devices` on this machine.
 pub fn devices_named(text: &str) -> Result<Vec<DeviceSpec>, String> {
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     parse_devices(text, cores, backend::gpus)
 }
 
-impl<T: Task> Devices<T> {
+impl Devices {
     /// Starts the devices. `hang_timeout` is how long a device may take for one micro-batch. GPUs
     /// that the user did not name (`all`) and that fail to start are skipped.
     pub(crate) fn start(
-        task: &Arc<T>,
+        task: &OpenedTask,
         layout: &Arc<Layout>,
         specs: &[DeviceSpec],
-        precision: PrecisionPolicy,
+        policy: PrecisionPolicy,
         hang_timeout: Duration,
     ) -> Result<Self, TrainError> {
-        let waker = Arc::new(OnceLock::new());
+        let (task, layout) = (task.clone(), layout.clone());
+        let setup = DeviceSetup { task, layout, policy, done: Arc::default(), hang_timeout };
         let mut started = Vec::new();
         for spec in specs {
-            started.push(DeviceHandle::start(spec, task, layout, precision, &waker, hang_timeout)?);
+            started.push(DeviceHandle::start(spec, &setup)?);
         }
         let mut handles = Vec::new();
         for mut handle in started {
@@ -163,32 +145,21 @@ impl<T: Task> Devices<T> {
             }
         }
         if handles.is_empty() {
-            let spec = DeviceSpec::cpu(0, 1);
-            let mut handle = DeviceHandle::start(&spec, task, layout, precision, &waker, hang_timeout)?;
+            let mut handle = DeviceHandle::start(&DeviceSpec::cpu(0, 1), &setup)?;
             handle.ready().map_err(|reason| handle.failed("starting", reason))?;
             handles.push(handle);
         }
-        Ok(Devices {
-            task: task.clone(),
-            layout: layout.clone(),
-            handles,
-            hang_timeout,
-            faults: FaultInjection::default(),
-            waker,
-            loaded: Weak::new(),
-            round: None,
-            newly_lost: Vec::new(),
-        })
+        Ok(Devices { setup, handles, faults: Arc::default(), loaded: None, round: None, newly_lost: Vec::new() })
     }
 
     /// Emulates these faults from now on.
     pub(crate) fn inject_faults(&mut self, faults: FaultInjection) {
-        self.faults = faults;
+        self.faults = Arc::new(faults);
     }
 
     /// Sets the waker that devices wake when they finish a command.
     pub(crate) fn set_waker(&self, waker: Waker) {
-        _ = self.waker.set(waker);
+        self.setup.done.set_group(waker);
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -201,7 +172,7 @@ impl<T: Task> Devices<T> {
 
     /// Loads the parameters into all replicas.
     pub(crate) fn load(&mut self, parameters: &Arc<Vec<f32>>) -> Result<(), TrainError> {
-        self.loaded = Arc::downgrade(parameters);
+        self.loaded = Some(Arc::downgrade(parameters));
         const LOADING: &str = "loading parameters";
         let mut failures = Vec::new();
         let alive = self.alive();
@@ -209,96 +180,80 @@ impl<T: Task> Devices<T> {
             self.handles[at].send(DeviceCommand::Load(parameters.clone()));
         }
         for &at in &alive {
-            if let Err(reason) = self.handles[at].wait_for_reply(LOADING) {
-                failures.push((at, reason));
+            if let Err(error) = self.handles[at].wait_for_reply(LOADING) {
+                failures.push((at, error));
             }
         }
-        for (at, reason) in failures {
-            self.drop_device(at, reason, LOADING)?;
+        for (at, error) in failures {
+            self.drop_device(at, error.to_string(), LOADING)?;
         }
         Ok(())
     }
 
-    /// Starts computing: each device its own jobs, and the jobs of lost devices on the others.
-    pub(crate) fn begin(&mut self, jobs: Vec<Vec<Job<T>>>, params: StepParams) {
-        let params = Arc::new(params);
-        let parts = self.handles.iter().map(|_| Vec::new()).collect();
-        let mut round = Round { params, parts };
-        let mut orphaned = Vec::new();
-        for (at, jobs) in jobs.into_iter().enumerate() {
-            match self.handles.get(at) {
-                Some(handle) if !handle.is_lost => {
-                    self.assign(&mut round, at, DeviceInput::Collated(jobs), (false, None))
-                }
-                _ => orphaned.extend(jobs),
-            }
-        }
-        for (at, jobs) in round_robin(&self.alive(), orphaned) {
-            self.assign(&mut round, at, DeviceInput::Collated(jobs), (true, None));
-        }
-        self.round = Some(round);
+    /// Starts computing gradients: each device its own jobs, and the jobs of lost devices on the
+    /// others.
+    pub(crate) fn begin(&mut self, jobs: Vec<Vec<Arc<Job>>>, params: StepParams) {
+        self.begin_round(Work::Train { params: Arc::new(params), faults: self.faults.clone() }, jobs);
     }
 
-    fn assign(
-        &self,
-        round: &mut Round,
-        at: usize,
-        input: DeviceInput<T>,
-        (is_extra, earlier_failure): (bool, Option<String>),
-    ) {
-        let micros = match &input {
-            DeviceInput::Collated(jobs) => jobs.iter().map(|job| job.micro.clone()).collect(),
-            DeviceInput::Samples(micros) => micros.clone(),
-        };
-        round.parts[at].push(RoundPart { micros, is_extra, earlier_failure, done: None });
-        self.handles[at].send(DeviceCommand::Train {
-            input,
-            params: round.params.clone(),
-            faults: self.faults.clone(),
-        });
-    }
-
-    /// Returns the sums of the current round once all devices are done. Never blocks. If a device
-    /// failed, reassigns its work to the others.
+    /// Returns the sums of the gradients once all devices are done. Never blocks.
     pub(crate) fn poll(&mut self) -> Result<Option<LocalSum>, TrainError> {
-        let Some(mut round) = self.round.take() else { return Ok(None) };
-        let mut at = 0;
-        while at < self.handles.len() {
-            let Some(part) = round.parts[at].iter_mut().find(|part| part.done.is_none()) else {
-                at += 1;
-                continue;
-            };
-            match self.handles[at].poll_step() {
-                Ok(None) => at += 1,
-                Ok(Some(done)) => part.done = Some(done),
-                Err(reason) => {
-                    self.recompute(&mut round, at, reason)?;
-                    // Earlier devices may have new work.
-                    at = 0;
-                }
-            }
-        }
-        if round.parts.iter().flatten().any(|part| part.done.is_none()) {
-            self.round = Some(round);
-            return Ok(None);
-        }
-        Ok(Some(self.sum(round)))
+        Ok(self.poll_round()?.map(|round| self.sum(round)))
     }
 
-    /// Waits for the current round and returns its sums.
+    /// Waits for the gradients and returns their sums.
     pub(crate) fn finish(&mut self) -> Result<LocalSum, TrainError> {
-        loop {
-            if let Some(sum) = self.poll()? {
-                return Ok(sum);
+        let round = self.finish_round()?;
+        Ok(self.sum(round))
+    }
+
+    /// Returns the sums and the compute time of each device, without gradients.
+    pub(crate) fn evaluate(&mut self, jobs: Vec<Vec<Arc<Job>>>) -> Result<Vec<(Totals, Duration)>, TrainError> {
+        self.begin_round(Work::Evaluate, jobs);
+        let round = self.finish_round()?;
+        let of_device = |parts: Vec<WorkDone>| {
+            let mut all = (Totals::default(), Duration::ZERO);
+            for done in parts {
+                if let WorkDone::Evaluated(totals, time) = done {
+                    all.0.merge(&totals);
+                    all.1 += time;
+                }
             }
-            let Some(round) = &self.round else {
-                return Ok(self.sum(Round::empty(self.handles.len())));
-            };
-            let is_busy = |at: &usize| round.parts[*at].iter().any(|part| part.done.is_none());
-            if let Some(at) = (0..self.handles.len()).find(is_busy) {
-                self.handles[at].wait();
+            all
+        };
+        Ok(round.into_done().map(of_device).collect())
+    }
+
+    /// Answers the jobs: each goes to the next free device, in their order. `done` is called with
+    /// the answers of each, in order of completion, and returns whether to continue.
+    pub(crate) fn predict(
+        &mut self,
+        jobs: Vec<Arc<Job>>,
+        done: &mut dyn FnMut(&Job, Vec<Prediction>) -> bool,
+    ) -> Result<(), TrainError> {
+        self.begin_queue(Work::Predict, jobs);
+        let mut continues = true;
+        while continues {
+            let seen = self.setup.done.count();
+            let finished = self.poll_round()?;
+            let is_finished = finished.is_some();
+            let mut round = finished.or_else(|| self.round.take());
+            for (job, predictions) in round.iter_mut().flat_map(Round::take_predicted) {
+                continues &= done(&job, predictions);
+            }
+            if is_finished {
+                return Ok(());
+            }
+            self.round = round;
+            if continues {
+                self.wait_for_any(seen);
             }
         }
+        // Asked to stop: only what the devices have begun is finished.
+        if let Some(round) = &mut self.round {
+            round.queue.clear();
+        }
+        self.finish_round().map(drop)
     }
 
     /// Adds in device order, so that the result does not depend on which device finished first.
@@ -314,40 +269,27 @@ impl<T: Task> Devices<T> {
         };
         for parts in round.parts {
             let mut report = DeviceReport::default();
-            for RoundPart { is_extra, done, .. } in parts {
-                let Some(StepDone { output, most_tokens, has_overflowed }) = done else { continue };
-                if !is_extra {
-                    (report.compute, report.after) = (output.compute, output.after);
+            for part in parts {
+                let Some(WorkDone::Trained { sums, most_tokens: most }) = part.done else { continue };
+                let GradientSums { flat, has_overflowed, compute, after, held_bytes } = sums;
+                if !part.is_extra {
+                    (report.compute, report.after) = (compute, after);
                 }
-                report.most_tokens = report.most_tokens.into_iter().chain(most_tokens).min();
-                report.held_bytes = report.held_bytes.max(output.held_bytes);
+                report.most_tokens = report.most_tokens.into_iter().chain(most).min();
+                report.held_bytes = report.held_bytes.max(held_bytes);
                 if has_overflowed {
                     sum.overflow = Some(true);
                 }
                 if sum.flat.is_empty() {
-                    sum.flat = output.flat;
+                    sum.flat = flat;
                 } else {
-                    hetseq_optim::add(&mut sum.flat, &output.flat);
+                    hetseq_optim::add(&mut sum.flat, &flat);
                 }
             }
             sum.devices.push(report);
         }
-        sum.flat.resize(self.layout.len() + self.task.terms().len(), 0.0);
+        sum.flat.resize(self.setup.layout.len() + self.setup.task.data.terms().len(), 0.0);
         sum.adding = started.elapsed();
         sum
-    }
-}
-
-impl Round {
-    fn empty(devices: usize) -> Self {
-        let params = StepParams {
-            update: 0,
-            scales: Vec::new(),
-            loss_scale: 1.0,
-            update_key: Key::root(0),
-            epoch_key: Key::root(0),
-        };
-        let parts = (0..devices).map(|_| Vec::new()).collect();
-        Round { params: Arc::new(params), parts }
     }
 }

@@ -11,10 +11,12 @@ use std::path::Path;
 use burn::tensor::Device;
 use hetseq_data::error::CorpusError;
 use hetseq_data::tokenize::{TOKENIZER_FILE, Tokenizer};
-use hetseq_data::{ChecksummedFile, CorpusSplit, DataError, PretrainBatch, PretrainData, SampleLengths};
+use hetseq_data::{Batch, ChecksummedFile, CorpusSplit, DataError, PretrainData, SampleLengths};
 use hetseq_models::bert::{Bert, BertConfig, BertInput, Labelled, parameter_name};
 
-use crate::task::{ForwardContext, Metric, Samples, Split, StepOutput, Task, TaskError, Term, Totals};
+use crate::task::{
+    ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Term, Totals,
+};
 
 pub use config::BertTaskConfig;
 use config::MODEL_CONFIG;
@@ -29,36 +31,7 @@ pub struct BertTask {
     files: Vec<(String, Vec<u8>)>,
 }
 
-impl Task for BertTask {
-    const NAME: &'static str = "bert-pretrain";
-    const PATH_KEYS: &'static [&'static str] = &["data", "config", "init", "tokenizer", "unpack_dir"];
-    const LOCAL_KEYS: &'static [&'static str] = &["recompute", "memory_mib"];
-    type Config = BertTaskConfig;
-    type Model = Bert;
-    type Batch = PretrainBatch;
-
-    fn open(config: &BertTaskConfig) -> Result<Self, TaskError> {
-        let tokenizer = tokenizer(config)?;
-        let vocabulary = tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary());
-        let (mut model, file) = config.model(vocabulary.map(|vocabulary| vocabulary.size()))?;
-        if let (Some(vocabulary), None) = (vocabulary, &file) {
-            model.pad_token_id = Some(vocabulary.special.pad as usize);
-        }
-        let named = file.map_or_else(|| "the model".to_owned(), |file| file.display().to_string());
-        let samples = config.samples(model.vocab_size);
-        let train = PretrainData::open(&config.data, CorpusSplit::Train, &samples)?;
-        let valid = match PretrainData::open(&config.data, CorpusSplit::Valid, &samples) {
-            Ok(data) => Some(data),
-            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) => None,
-            Err(error) => return Err(error.into()),
-        };
-        for data in [Some(&train), valid.as_ref()].into_iter().flatten() {
-            fits(&model, data, config).map_err(|reason| TaskError::Other(format!("{named}: {reason}")))?;
-        }
-        let files = files(&model, tokenizer.as_ref())?;
-        Ok(BertTask { config: config.clone(), model, train, valid, files })
-    }
-
+impl TaskData for BertTask {
     fn fingerprint(&self) -> String {
         let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), PretrainData::fingerprint);
         format!("{} {valid}", self.train.fingerprint())
@@ -85,27 +58,70 @@ impl Task for BertTask {
         terms.iter().map(|&name| Term { name: name.to_owned(), weight: 1.0 }).collect()
     }
 
-    fn model(&self, device: &Device) -> Bert {
-        Bert::new(&self.model, device)
-    }
-
-    fn collate(&self, samples: &Samples<'_>) -> Result<PretrainBatch, TaskError> {
+    /// Counts are masked tokens and, with next-sentence prediction, samples.
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
         let data = match (samples.split, &self.valid) {
             (Split::Valid, Some(valid)) => valid,
             _ => &self.train,
         };
-        Ok(data.collate(samples.ids, &|id| samples.key(id))?)
+        Ok(data.collate(samples.ids, &|id| samples.key(id))?.into())
+    }
+}
+
+impl Task for BertTask {
+    const NAME: &'static str = "bert-pretrain";
+    const PATH_KEYS: &'static [&'static str] = &["data", "config", "init", "tokenizer", "unpack_dir"];
+    const LOCAL_KEYS: &'static [&'static str] = &["recompute", "memory_mib"];
+    type Config = BertTaskConfig;
+    type Model = Bert;
+
+    fn open(config: &BertTaskConfig) -> Result<Self, TaskError> {
+        let tokenizer = tokenizer(config)?;
+        let vocabulary = tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary());
+        let (mut model, file) = config.model(vocabulary.map(|vocabulary| vocabulary.size()))?;
+        if let (Some(vocabulary), None) = (vocabulary, &file) {
+            model.pad_token_id = Some(vocabulary.special.pad as usize);
+        }
+        let named = file.map_or_else(|| "the model".to_owned(), |file| file.display().to_string());
+        let samples = config.samples(model.vocab_size);
+        let train = PretrainData::open(&config.data, CorpusSplit::Train, &samples)?;
+        let valid = match PretrainData::open(&config.data, CorpusSplit::Valid, &samples) {
+            Ok(data) => Some(data),
+            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) => None,
+            Err(error) => return Err(error.into()),
+        };
+        for data in [Some(&train), valid.as_ref()].into_iter().flatten() {
+            fits(&model, data, config).map_err(|reason| TaskError::Other(format!("{named}: {reason}")))?;
+        }
+        let files = files(&model, tokenizer.as_ref())?;
+        Ok(BertTask { config: config.clone(), model, train, valid, files })
     }
 
-    fn counts(&self, batch: &PretrainBatch) -> Vec<u64> {
-        let sentences = batch.next_sentence.as_ref().map(Vec::len);
-        [Some(batch.masked_ids.len()), sentences].into_iter().flatten().map(|count| count as u64).collect()
+    fn model(&self, device: &Device) -> Bert {
+        Bert::new(&self.model, device)
     }
 
-    fn forward(&self, model: &Bert, batch: &PretrainBatch, ctx: &ForwardContext) -> StepOutput {
+    fn forward(&self, model: &Bert, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
         forward(model, batch, ctx, self.config.recompute)
     }
 
+    fn metrics(&self, totals: &Totals) -> Vec<Metric> {
+        let mut metrics = vec![
+            Metric::lower("perplexity", totals.mean_loss(0).exp()),
+            Metric::higher("masked_accuracy", totals.mean_score(0, 0)),
+        ];
+        if self.config.next_sentence {
+            metrics.push(Metric::higher("next_sentence_accuracy", totals.mean_score(1, 1)));
+        }
+        metrics
+    }
+
+    fn hugging_face(&self) -> &dyn HuggingFace {
+        self
+    }
+}
+
+impl HuggingFace for BertTask {
     fn files(&self) -> Vec<(String, Vec<u8>)> {
         self.files.clone()
     }
@@ -122,45 +138,33 @@ impl Task for BertTask {
     fn allow_missing(&self, name: &str) -> bool {
         name.starts_with("cls.") || name.starts_with("bert.pooler.")
     }
-
-    fn metrics(&self) -> Vec<Metric> {
-        let mut metrics = vec![Metric::lower("perplexity"), Metric::higher("masked_accuracy")];
-        if self.config.next_sentence {
-            metrics.push(Metric::higher("next_sentence_accuracy"));
-        }
-        metrics
-    }
-
-    fn measure(&self, totals: &Totals) -> Vec<f64> {
-        let mean = |sums: &[f64], term: usize| {
-            let count = totals.counts.get(term).copied().unwrap_or(0).max(1) as f64;
-            sums.get(term).copied().unwrap_or(0.0) / count
-        };
-        let accuracies = (0..self.terms().len()).map(|term| mean(&totals.scores, term));
-        std::iter::once(mean(&totals.losses, 0).exp()).chain(accuracies).collect()
-    }
 }
 
 /// Predicts the masked words, and next sentences if the batch has labels for them.
-pub(crate) fn forward(model: &Bert, batch: &PretrainBatch, ctx: &ForwardContext, recompute: bool) -> StepOutput {
-    let lengths: Vec<usize> = batch.lengths.iter().map(|&length| length as usize).collect();
-    let input = BertInput::new(&batch.input_ids, &batch.segment_ids, &lengths, &ctx.device);
-    let words = Labelled::new(&batch.masked_positions, &batch.masked_ids, &ctx.device);
-    let follows = batch.next_sentence.as_deref();
-    let rows: Vec<i32> = (0..follows.map_or(0, <[i32]>::len) as i32).collect();
-    let sentences = Labelled::new(&rows, follows.unwrap_or_default(), &ctx.device);
+pub(crate) fn forward(
+    model: &Bert,
+    batch: &Batch,
+    ctx: &ForwardContext,
+    recompute: bool,
+) -> Result<StepOutput, TaskError> {
+    let lengths: Vec<usize> = batch.i32s("lengths")?.iter().map(|&length| length as usize).collect();
+    let input = BertInput::new(batch.i32s("input_ids")?, batch.i32s("segment_ids")?, &lengths, &ctx.device);
+    let words = Labelled::new(batch.i32s("masked_positions")?, batch.i32s("masked_ids")?, &ctx.device);
+    let has_sentences = batch.contains("next_sentence");
+    let follows = if has_sentences { batch.i32s("next_sentence")? } else { &[] };
+    let rows: Vec<i32> = (0..follows.len() as i32).collect();
+    let sentences = Labelled::new(&rows, follows, &ctx.device);
     let tape = (recompute && ctx.is_training()).then_some(&ctx.tape);
     let predictions = model.predict(&input, &words, &sentences, &ctx.keys, tape);
     let labels = [words, sentences];
-    let terms = if follows.is_some() { 2 } else { 1 };
     let mut output = StepOutput { losses: Vec::new(), scores: Vec::new() };
-    for (prediction, labels) in predictions.into_iter().zip(&labels).take(terms) {
+    for (prediction, labels) in predictions.into_iter().zip(&labels).take(1 + usize::from(has_sentences)) {
         if !ctx.is_training() {
             output.scores.push(prediction.correct(labels));
         }
         output.losses.push(prediction.loss);
     }
-    output
+    Ok(output)
 }
 
 /// The configured tokenizer, else that of the data directory. Shards in NVIDIA's format have none.

@@ -9,11 +9,11 @@ mod model;
 mod tests;
 
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use hetseq_data::SampleLengths;
+use burn::tensor::{Device, Tensor};
+use hetseq_data::{Batch, SampleLengths};
 use rayon::prelude::*;
 
-use crate::task::{ForwardContext, Metric, Samples, Split, StepOutput, Task, TaskError, Totals};
+use crate::task::{ForwardContext, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Totals};
 
 pub use config::{ImageConfig, ModelName, OnReadError, PerColour, StemName};
 use dataset::Dataset;
@@ -25,34 +25,10 @@ pub struct ImageTask {
     dataset: Dataset,
 }
 
-/// One micro-batch on the host.
-pub struct ImageBatch {
-    /// Normalised, [sample, channel, height, width].
-    pixels: TensorData,
-    labels: TensorData,
-    /// Zero for samples that could not be read. `None` if all could.
-    weights: Option<TensorData>,
-    /// Number of samples that could be read.
-    count: u64,
-}
-
 /// The k of top-k accuracy.
 const TOP: usize = 5;
 
-impl Task for ImageTask {
-    const NAME: &'static str = "images";
-    const PATH_KEYS: &'static [&'static str] = &["data"];
-    type Config = ImageConfig;
-    type Model = ImageModel;
-    type Batch = ImageBatch;
-
-    fn open(config: &ImageConfig) -> Result<Self, TaskError> {
-        config.check().map_err(TaskError::Other)?;
-        let dataset = Dataset::open(config)?;
-        model::check(config, dataset.shape())?;
-        Ok(ImageTask { config: config.clone(), dataset })
-    }
-
+impl TaskData for ImageTask {
     fn fingerprint(&self) -> String {
         self.dataset.fingerprint()
     }
@@ -61,11 +37,9 @@ impl Task for ImageTask {
         SampleLengths::Uniform { samples: self.dataset.len(split), tokens: 1 }
     }
 
-    fn model(&self, device: &Device) -> ImageModel {
-        ImageModel::new(&self.config, self.dataset.shape(), self.dataset.classes(), device)
-    }
-
-    fn collate(&self, samples: &Samples<'_>) -> Result<ImageBatch, TaskError> {
+    /// Arrays: normalised `pixels` [sample, channel, height, width], `labels` and, if some samples
+    /// could not be read, their `weights`: zero for those. The count is the others.
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
         let [channels, height, width] = self.dataset.shape();
         let count = samples.ids.len();
         let mut pixels = vec![0.0f32; count * channels * height * width];
@@ -93,23 +67,36 @@ impl Task for ImageTask {
             labels.push(self.dataset.label(samples.split, id) as i32);
         }
         let readable = weights.iter().filter(|&&weight| weight > 0.0).count();
-        Ok(ImageBatch {
-            pixels: TensorData::new(pixels, [count, channels, height, width]),
-            labels: TensorData::new(labels, [count, 1]),
-            weights: (readable < count).then(|| TensorData::new(weights, [count, 1])),
-            count: readable as u64,
-        })
+        let batch = Batch::new([readable as u64])
+            .with_f32("pixels", [count, channels, height, width], pixels)
+            .with_i32("labels", [count, 1], labels);
+        Ok(if readable < count { batch.with_f32("weights", [count, 1], weights) } else { batch })
+    }
+}
+
+impl Task for ImageTask {
+    const NAME: &'static str = "images";
+    const PATH_KEYS: &'static [&'static str] = &["data"];
+    type Config = ImageConfig;
+    type Model = ImageModel;
+
+    fn open(config: &ImageConfig) -> Result<Self, TaskError> {
+        config.check().map_err(TaskError::Other)?;
+        let dataset = Dataset::open(config)?;
+        model::check(config, dataset.shape())?;
+        Ok(ImageTask { config: config.clone(), dataset })
     }
 
-    fn counts(&self, batch: &ImageBatch) -> Vec<u64> {
-        vec![batch.count]
+    fn model(&self, device: &Device) -> ImageModel {
+        ImageModel::new(&self.config, self.dataset.shape(), self.dataset.classes(), device)
     }
 
-    fn forward(&self, model: &ImageModel, batch: &ImageBatch, ctx: &ForwardContext) -> StepOutput {
-        let images = Tensor::<4>::from_data(batch.pixels.clone(), &ctx.device);
-        let labels = Tensor::<2, Int>::from_data(batch.labels.clone(), &ctx.device);
-        let weigh = |values: Tensor<2>| match &batch.weights {
-            Some(weights) => values * Tensor::from_data(weights.clone(), &ctx.device),
+    fn forward(&self, model: &ImageModel, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
+        let images = ctx.floats::<4>(batch, "pixels")?;
+        let labels = ctx.ints::<2>(batch, "labels")?;
+        let weights = if batch.contains("weights") { Some(ctx.floats::<2>(batch, "weights")?) } else { None };
+        let weigh = |values: Tensor<2>| match &weights {
+            Some(weights) => values * weights.clone(),
             None => values,
         };
         let logits = model.forward(images, self.config.dropout, &ctx.keys);
@@ -124,20 +111,15 @@ impl Task for ImageTask {
                 scores.push(weigh(below.greater_equal_elem((classes - TOP) as f32).float()).sum());
             }
         }
-        StepOutput { losses: vec![loss], scores }
-    }
-
-    fn metrics(&self) -> Vec<Metric> {
-        let mut metrics = vec![Metric::higher("accuracy")];
-        if self.dataset.classes() > TOP {
-            metrics.push(Metric::higher("top5_accuracy"));
-        }
-        metrics
+        Ok(StepOutput { losses: vec![loss], scores })
     }
 
     /// Accuracies over the images that could be read.
-    fn measure(&self, totals: &Totals) -> Vec<f64> {
-        let count = totals.counts.first().copied().unwrap_or(0).max(1) as f64;
-        (0..self.metrics().len()).map(|i| totals.scores.get(i).copied().unwrap_or(0.0) / count).collect()
+    fn metrics(&self, totals: &Totals) -> Vec<Metric> {
+        let mut metrics = vec![Metric::higher("accuracy", totals.mean_score(0, 0))];
+        if self.dataset.classes() > TOP {
+            metrics.push(Metric::higher("top5_accuracy", totals.mean_score(1, 0)));
+        }
+        metrics
     }
 }

@@ -9,20 +9,18 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
 use hetseq_data::error::CorpusError;
-use hetseq_data::{
-    ChecksummedFile, CorpusSplit, DataError, ParallelData, SampleLengths, TranslateBatch, TranslateTokenizer,
-};
+use hetseq_data::{Batch, ChecksummedFile, CorpusSplit, DataError, ParallelData, SampleLengths, TranslateTokenizer};
 use hetseq_metrics::scores::bleu::BleuTokenizer;
 use hetseq_metrics::{BleuSums, Smoothing};
 use hetseq_models::loss::{cross_entropy_sum, smoothed_cross_entropy_sum};
 use hetseq_models::transformer::{Transformer, TransformerConfig, TransformerInput, parameter_name};
 
-use crate::task::{ForwardContext, Metric, Samples, Split, StepOutput, Task, TaskError, Totals};
+use crate::task::{ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Totals};
 
 use config::MODEL_CONFIG;
 pub use config::TranslationConfig;
-pub(crate) use config::{fits, read as read_model_config};
-pub(crate) use translator::{Sentence, settings, translate};
+pub use translator::Translator;
+use translator::{settings, translate, usual_limit};
 
 /// Default beam width of `hetseq generate`, and in the `generation_config.json` of our checkpoints.
 pub const DEFAULT_BEAM: usize = 5;
@@ -38,12 +36,44 @@ pub struct TranslationTask {
     files: Vec<(String, Vec<u8>)>,
 }
 
+impl TaskData for TranslationTask {
+    fn fingerprint(&self) -> String {
+        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), ParallelData::fingerprint);
+        format!("{} {valid}", self.train.fingerprint())
+    }
+
+    fn checksummed_files(&self) -> Vec<ChecksummedFile> {
+        [Some(&self.train), self.valid.as_ref()]
+            .into_iter()
+            .flatten()
+            .flat_map(ParallelData::checksummed_files)
+            .collect()
+    }
+
+    fn lengths(&self, split: Split) -> SampleLengths {
+        let (pad_to_multiple, positions) = (self.config.pad_to_multiple, self.model.max_position_embeddings);
+        match (split, &self.valid) {
+            (Split::Train, _) => self.train.lengths(pad_to_multiple, positions),
+            (Split::Valid, Some(valid)) => valid.lengths(pad_to_multiple, positions),
+            (Split::Valid, None) => SampleLengths::PerSample(Vec::new()),
+        }
+    }
+
+    /// The count is target tokens.
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
+        let data = match (samples.split, &self.valid) {
+            (Split::Valid, Some(valid)) => valid,
+            _ => &self.train,
+        };
+        Ok(data.collate(samples.ids, self.config.pad_to_multiple, self.model.max_position_embeddings)?.into())
+    }
+}
+
 impl Task for TranslationTask {
     const NAME: &'static str = "translation";
     const PATH_KEYS: &'static [&'static str] = &["data", "config", "init"];
     type Config = TranslationConfig;
     type Model = Transformer;
-    type Batch = TranslateBatch;
 
     fn open(config: &TranslationConfig) -> Result<Self, TaskError> {
         let tokenizer = TranslateTokenizer::read(&config.data)?;
@@ -68,67 +98,48 @@ impl Task for TranslationTask {
         Ok(TranslationTask { config: config.clone(), model, tokenizer, train, valid, files })
     }
 
-    fn fingerprint(&self) -> String {
-        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), ParallelData::fingerprint);
-        format!("{} {valid}", self.train.fingerprint())
-    }
-
-    fn checksummed_files(&self) -> Vec<ChecksummedFile> {
-        [Some(&self.train), self.valid.as_ref()]
-            .into_iter()
-            .flatten()
-            .flat_map(ParallelData::checksummed_files)
-            .collect()
-    }
-
-    fn lengths(&self, split: Split) -> SampleLengths {
-        let (pad_to_multiple, positions) = (self.config.pad_to_multiple, self.model.max_position_embeddings);
-        match (split, &self.valid) {
-            (Split::Train, _) => self.train.lengths(pad_to_multiple, positions),
-            (Split::Valid, Some(valid)) => valid.lengths(pad_to_multiple, positions),
-            (Split::Valid, None) => SampleLengths::PerSample(Vec::new()),
-        }
-    }
-
     fn model(&self, device: &Device) -> Transformer {
         Transformer::new(&self.model, device)
     }
 
-    fn collate(&self, samples: &Samples<'_>) -> Result<TranslateBatch, TaskError> {
-        let data = match (samples.split, &self.valid) {
-            (Split::Valid, Some(valid)) => valid,
-            _ => &self.train,
-        };
-        Ok(data.collate(samples.ids, self.config.pad_to_multiple, self.model.max_position_embeddings)?)
-    }
-
-    /// Target tokens.
-    fn counts(&self, batch: &TranslateBatch) -> Vec<u64> {
-        vec![batch.target_lengths.iter().map(|&length| u64::from(length)).sum()]
-    }
-
-    fn forward(&self, model: &Transformer, batch: &TranslateBatch, ctx: &ForwardContext) -> StepOutput {
-        let source = sequences(&batch.source, &batch.source_lengths, &ctx.device);
-        let target = sequences(&batch.target_in, &batch.target_lengths, &ctx.device);
+    fn forward(&self, model: &Transformer, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
+        let source = sequences(batch, "source", "source_lengths", &ctx.device)?;
+        let target = sequences(batch, "target_in", "target_lengths", &ctx.device)?;
         let hidden = model.hidden(&source, &target, &ctx.keys);
-        let (at, labels) = target_positions(batch);
+        let (at, labels) = target_positions(batch)?;
         let tensor = |values: &[i32]| Tensor::<1, Int>::from_data(values, &ctx.device);
         let logits = model.logits_at(hidden, tensor(&at));
         let smoothing = self.config.label_smoothing as f32;
         if ctx.is_training() {
             let loss = smoothed_cross_entropy_sum(logits, tensor(&labels), smoothing);
-            return StepOutput { losses: vec![loss], scores: Vec::new() };
+            return Ok(StepOutput { losses: vec![loss], scores: Vec::new() });
         }
         let loss = smoothed_cross_entropy_sum(logits.clone(), tensor(&labels), smoothing);
         let mut scores = vec![cross_entropy_sum(logits, tensor(&labels))];
         if self.config.bleu {
-            let sums = self.bleu(model, batch, &ctx.device);
+            let sums = self.bleu(model, batch, ctx)?;
             // The counts of one micro-batch are small enough to be exact in f32.
             scores.extend(sums.to_counts().map(|count| Tensor::from_data([count as f32], &ctx.device)));
         }
-        StepOutput { losses: vec![loss], scores }
+        Ok(StepOutput { losses: vec![loss], scores })
     }
 
+    fn metrics(&self, totals: &Totals) -> Vec<Metric> {
+        let mut counts = [0; 10];
+        for (count, &sum) in counts.iter_mut().zip(totals.scores.iter().skip(1)) {
+            *count = sum as u64;
+        }
+        let bleu = || Metric::higher("bleu", BleuSums::from_counts(counts).bleu(Smoothing::default()).score);
+        let perplexity = Metric::lower("perplexity", totals.mean_score(0, 0).exp());
+        [perplexity].into_iter().chain(self.config.bleu.then(bleu)).collect()
+    }
+
+    fn hugging_face(&self) -> &dyn HuggingFace {
+        self
+    }
+}
+
+impl HuggingFace for TranslationTask {
     fn files(&self) -> Vec<(String, Vec<u8>)> {
         self.files.clone()
     }
@@ -141,57 +152,44 @@ impl Task for TranslationTask {
         parameter_name(theirs, self.model.share_encoder_decoder_embeddings)
     }
 
-    /// Some files omit it if it is zero.
     fn allow_missing(&self, name: &str) -> bool {
-        name == "final_logits_bias"
-    }
-
-    fn metrics(&self) -> Vec<Metric> {
-        let bleu = self.config.bleu.then_some(Metric::higher("bleu"));
-        [Metric::lower("perplexity")].into_iter().chain(bleu).collect()
-    }
-
-    fn measure(&self, totals: &Totals) -> Vec<f64> {
-        let tokens = totals.counts.first().copied().unwrap_or(0).max(1) as f64;
-        let cross_entropy = totals.scores.first().copied().unwrap_or(0.0) / tokens;
-        let mut counts = [0; 10];
-        for (count, &sum) in counts.iter_mut().zip(totals.scores.iter().skip(1)) {
-            *count = sum as u64;
-        }
-        let bleu = self.config.bleu.then(|| BleuSums::from_counts(counts).bleu(Smoothing::default()).score);
-        [cross_entropy.exp()].into_iter().chain(bleu).collect()
+        may_be_missing(name)
     }
 }
 
+/// Some files omit it if it is zero.
+fn may_be_missing(parameter: &str) -> bool {
+    parameter == "final_logits_bias"
+}
+
 impl TranslationTask {
-    /// Translates a batch and returns its BLEU sums.
-    fn bleu(&self, model: &Transformer, batch: &TranslateBatch, device: &Device) -> BleuSums {
-        let rows = batch.source.chunks(batch.source_width().max(1)).zip(&batch.source_lengths);
-        let sentences = rows.map(|(row, &length)| row[..length as usize].iter().map(|&id| id as u32).collect());
-        let sentences: Vec<Sentence> = sentences.map(Sentence::new).collect();
+    /// Translates a batch of validation pairs and returns its BLEU sums.
+    fn bleu(&self, model: &Transformer, batch: &Batch, ctx: &ForwardContext) -> Result<BleuSums, TaskError> {
         let settings = settings(&self.model, self.config.bleu_beam, 1.0);
         let mut sums = BleuSums::default();
-        let found = translate(model, &self.model, &sentences, &settings, device);
-        for (hypotheses, reference) in found.iter().zip(&batch.references) {
+        let found = translate(model, &self.model, batch, &usual_limit, &settings, &ctx.device)?;
+        for (hypotheses, &pair) in found.iter().zip(&ctx.samples) {
+            let Some(reference) = self.valid.as_ref().and_then(|valid| valid.reference(pair)) else { continue };
             let tokens = hypotheses.first().map_or(&[][..], |best| &best.tokens);
             let text = self.tokenizer.decode_target(tokens).unwrap_or_default();
             sums.add(&BleuSums::of(BleuTokenizer::V13a, &text, &[reference]));
         }
-        sums
+        Ok(sums)
     }
 }
 
-fn sequences(ids: &[i32], lengths: &[u32], device: &Device) -> TransformerInput {
-    let lengths: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
-    TransformerInput::new(ids, &lengths, device)
+fn sequences(batch: &Batch, ids: &str, lengths: &str, device: &Device) -> Result<TransformerInput, TaskError> {
+    let lengths: Vec<usize> = batch.i32s(lengths)?.iter().map(|&length| length as usize).collect();
+    Ok(TransformerInput::new(batch.i32s(ids)?, &lengths, device))
 }
 
 /// Positions of the target tokens (`row * positions + column`), and their labels.
-fn target_positions(batch: &TranslateBatch) -> (Vec<i32>, Vec<i32>) {
-    let positions = batch.target_width();
-    let of_row = |(row, &length): (usize, &u32)| row * positions..row * positions + length as usize;
-    let indices: Vec<usize> = batch.target_lengths.iter().enumerate().flat_map(of_row).collect();
-    (indices.iter().map(|&at| at as i32).collect(), indices.iter().map(|&at| batch.target_out[at]).collect())
+fn target_positions(batch: &Batch) -> Result<(Vec<i32>, Vec<i32>), TaskError> {
+    let [_, positions] = batch.shape("target_out")?;
+    let labels = batch.i32s("target_out")?;
+    let of_row = |(row, &length): (usize, &i32)| row * positions..row * positions + length as usize;
+    let indices: Vec<usize> = batch.i32s("target_lengths")?.iter().enumerate().flat_map(of_row).collect();
+    Ok((indices.iter().map(|&at| at as i32).collect(), indices.iter().map(|&at| labels[at]).collect()))
 }
 
 /// The files that make a checkpoint a Hugging Face directory.

@@ -1,29 +1,104 @@
-//! Translates a batch of token ids with beam search. Called by validation and by `generate`.
+//! Translates a batch of token ids with beam search. [`translate`] is called by validation;
+//! [`Translator`] is the inference of the task, for `hetseq generate`.
+
+use std::path::Path;
 
 use burn::tensor::Device;
+use hetseq_data::{Batch, TranslateTokenizer};
 use hetseq_kernels::top_k_of_rows;
 use hetseq_models::beam::{self, BeamModel, BeamSettings, Hypothesis};
-use hetseq_models::transformer::{Decoding, Transformer, TransformerConfig, TransformerInput};
+use hetseq_models::transformer::{Decoding, Transformer, TransformerConfig, TransformerInput, parameter_name};
 
-/// A source sentence and the length limit of its translation.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Sentence {
-    /// Token ids, including the end token.
-    pub(crate) source: Vec<u32>,
-    /// Maximum tokens of the translation, including its end. The model's positions are a further
-    /// limit.
-    pub(crate) limit: usize,
+use super::{TranslationTask, config, sequences};
+use crate::inference::GenerateOptions;
+use crate::task::{EncodedInput, ForwardContext, HuggingFace, Inference, Prediction, Task, TaskError};
+
+/// A trained translation model: of a checkpoint of the task, or a Hugging Face directory of a
+/// Marian model with a `tokenizer.json`.
+pub struct Translator {
+    model: TransformerConfig,
+    tokenizer: TranslateTokenizer,
+    options: GenerateOptions,
 }
 
-impl Sentence {
-    /// Sets the limit to twice the source length plus ten: translations are rarely longer.
-    pub(crate) fn new(source: Vec<u32>) -> Self {
-        let limit = 2 * source.len() + 10;
-        Sentence { source, limit }
+impl Inference for Translator {
+    const TASK: &'static str = TranslationTask::NAME;
+    type Model = Transformer;
+
+    fn open(checkpoint: &Path, options: &GenerateOptions) -> Result<Self, TaskError> {
+        let model = config::read(checkpoint)?;
+        let tokenizer = TranslateTokenizer::read(checkpoint)?;
+        config::fits(&model, &tokenizer).map_err(|reason| format!("{}: {reason}", checkpoint.display()))?;
+        Ok(Translator { model, tokenizer, options: options.clone() })
+    }
+
+    fn model(&self, device: &Device) -> Transformer {
+        Transformer::new(&self.model, device)
+    }
+
+    fn hugging_face(&self) -> &dyn HuggingFace {
+        self
+    }
+
+    /// Truncates a line to the model's positions. Keeps the end token.
+    fn encode(&self, line: &str) -> Result<EncodedInput, TaskError> {
+        let mut tokens = self.tokenizer.encode_source(line)?;
+        let (count, kept) = (tokens.len(), self.model.max_position_embeddings);
+        if count > kept {
+            tokens.truncate(kept - 1);
+            tokens.push(self.tokenizer.source_special().eos);
+        }
+        Ok(EncodedInput { tokens, tokens_before_cut: (count > kept).then_some(count) })
+    }
+
+    fn collate(&self, lines: &[&EncodedInput]) -> Result<Batch, TaskError> {
+        let longest = lines.iter().map(|line| line.tokens.len()).max().unwrap_or(0);
+        let padding = std::iter::repeat(self.model.pad_token_id as i32);
+        let row = |line: &&EncodedInput| {
+            let ids = line.tokens.iter().map(|&id| id as i32);
+            ids.chain(padding.clone()).take(longest).collect::<Vec<i32>>()
+        };
+        let lengths = lines.iter().map(|line| line.tokens.len() as i32).collect();
+        Ok(Batch::new([]).with_i32("source", [lines.len(), longest], lines.iter().flat_map(row).collect()).with_i32(
+            "source_lengths",
+            [lines.len()],
+            lengths,
+        ))
+    }
+
+    fn predict(&self, model: &Transformer, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Prediction>, TaskError> {
+        let GenerateOptions { beam, length_penalty, .. } = self.options;
+        let settings = settings(&self.model, beam, length_penalty);
+        let limit = |source_tokens| self.options.max_tokens(source_tokens);
+        let found = translate(model, &self.model, batch, &limit, &settings, &ctx.device)?;
+        let decode = |hypotheses: Vec<Hypothesis>| {
+            let tokens = hypotheses.first().map_or(0, |best| best.tokens.len());
+            let text = |hypothesis: Hypothesis| -> Result<(String, f64), TaskError> {
+                Ok((self.tokenizer.decode_target(&hypothesis.tokens)?, hypothesis.score))
+            };
+            let candidates = hypotheses.into_iter().map(text).collect::<Result<_, TaskError>>()?;
+            Ok(Prediction { candidates, tokens })
+        };
+        found.into_iter().map(decode).collect()
     }
 }
 
-pub(crate) fn settings(model: &TransformerConfig, beam: usize, length_penalty: f64) -> BeamSettings {
+impl HuggingFace for Translator {
+    fn parameter_name(&self, theirs: &str) -> Option<String> {
+        parameter_name(theirs, self.model.share_encoder_decoder_embeddings)
+    }
+
+    fn allow_missing(&self, name: &str) -> bool {
+        super::may_be_missing(name)
+    }
+}
+
+/// Twice the source length plus ten: translations are rarely longer.
+pub(super) fn usual_limit(source_tokens: usize) -> usize {
+    2 * source_tokens + 10
+}
+
+pub(super) fn settings(model: &TransformerConfig, beam: usize, length_penalty: f64) -> BeamSettings {
     BeamSettings {
         beam,
         length_penalty,
@@ -33,29 +108,21 @@ pub(crate) fn settings(model: &TransformerConfig, beam: usize, length_penalty: f
     }
 }
 
-/// Translates all sentences as one batch, so they should have similar lengths. Sentences must be
-/// neither empty nor longer than the model's positions.
-pub(crate) fn translate(
+/// Translates the rows of `source`, which should have similar lengths: none empty, none longer than
+/// the model's positions. `limit` is the maximum number of tokens of a translation, including its
+/// end, for a number of source tokens. The model's positions are a further limit.
+pub(super) fn translate(
     model: &Transformer,
     config: &TransformerConfig,
-    sentences: &[Sentence],
+    batch: &Batch,
+    limit: &dyn Fn(usize) -> usize,
     settings: &BeamSettings,
     device: &Device,
-) -> Vec<Vec<Hypothesis>> {
-    if sentences.is_empty() {
-        return Vec::new();
-    }
-    let lengths: Vec<usize> = sentences.iter().map(|sentence| sentence.source.len()).collect();
-    let longest = lengths.iter().copied().max().unwrap_or(0);
-    let row = |sentence: &Sentence| {
-        let ids = sentence.source.iter().map(|&id| id as i32);
-        let padding = std::iter::repeat_n(config.pad_token_id as i32, longest - sentence.source.len());
-        ids.chain(padding).collect::<Vec<i32>>()
-    };
-    let tokens: Vec<i32> = sentences.iter().flat_map(row).collect();
-    let source = TransformerInput::new(&tokens, &lengths, device);
-    let limits = sentences.iter().map(|sentence| sentence.limit.min(config.max_position_embeddings));
-    beam::search(&mut ModelStep(Decoding::new(model, &source)), &limits.collect::<Vec<_>>(), settings)
+) -> Result<Vec<Vec<Hypothesis>>, TaskError> {
+    let source: TransformerInput = sequences(batch, "source", "source_lengths", device)?;
+    let limit = |&length: &i32| limit(length as usize).min(config.max_position_embeddings);
+    let limits: Vec<usize> = batch.i32s("source_lengths")?.iter().map(limit).collect();
+    Ok(beam::search(&mut ModelStep(Decoding::new(model, &source)), &limits, settings))
 }
 
 struct ModelStep<'a>(Decoding<'a>);

@@ -1,19 +1,13 @@
 //! The small network against PyTorch: loss and gradients recorded by `scripts/fixtures/convnet.py`.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use burn::tensor::Device;
 use hetseq_data::Augment;
 use hetseq_data::source::{Images, LabelledImages};
-use hetseq_random::Key;
 use serde::Deserialize;
 
-use super::{Stream, config};
-use crate::data::loader::{Job, MicroBatch};
-use crate::devices::params;
-use crate::devices::replica::Replica;
-use crate::task::{Samples, Split, Task};
+use super::{OnCpu, Stream, config};
+use crate::task::Split;
 use crate::tasks::images::ImageTask;
 use crate::tasks::images::dataset::{Dataset, IdxImages};
 
@@ -46,25 +40,17 @@ fn task(stream: &mut Stream) -> ImageTask {
 fn loss_and_gradients_match_pytorch() {
     let recorded: Recorded = serde_json::from_str(include_str!("../../../../tests/fixtures/convnet.json")).unwrap();
     let mut stream = Stream(7);
-    let task = Arc::new(task(&mut stream));
-    let device = Device::flex().autodiff();
-    let layout = Arc::new(params::layout_of(&task.model(&device)).unwrap());
+    let mut cpu = OnCpu::new(task(&mut stream));
+    let layout = cpu.layout.clone();
     let mut parameters = vec![0.0; layout.len()];
     for entry in layout.entries() {
         parameters[entry.range.clone()].copy_from_slice(&stream.take(entry.range.len()));
     }
-    let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&parameters).unwrap();
+    cpu.replica.load(&parameters).unwrap();
 
     // Two uneven micro-batches against PyTorch's mean over all six images.
-    let jobs: Vec<Job<ImageTask>> = [vec![0, 1, 2, 3], vec![4, 5]]
-        .into_iter()
-        .map(|ids| {
-            let batch = task.collate(&Samples::new(Split::Train, &ids, Key::root(0))).unwrap();
-            Job { micro: MicroBatch { samples: ids, longest: 1 }, batch }
-        })
-        .collect();
-    let flat = replica.gradients(&jobs, &[1.0 / IMAGES as f32], Key::root(0)).unwrap().flat;
+    let jobs = [&[0, 1, 2, 3][..], &[4, 5]].map(|ids| cpu.job(Split::Train, ids));
+    let flat = cpu.gradients(&jobs, 1.0 / IMAGES as f32);
 
     let loss = f64::from(flat[layout.len()]) / IMAGES as f64;
     assert!((loss - recorded.loss).abs() < 1e-6 * recorded.loss, "{loss} and {}", recorded.loss);

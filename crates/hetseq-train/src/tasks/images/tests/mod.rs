@@ -4,7 +4,16 @@ mod convnet;
 mod resnet;
 mod skip;
 
-use super::ImageConfig;
+use std::sync::Arc;
+
+use hetseq_optim::Layout;
+use hetseq_random::Key;
+
+use super::{ImageConfig, ImageTask};
+use crate::data::loader::{self, Job, MicroBatch};
+use crate::devices::{DeviceSpec, PrecisionPolicy, StepParams};
+use crate::task::compute::ReplicaSetup;
+use crate::task::{OpenedTask, Replica, Split};
 
 /// The same generator as `scripts/fixtures/stream.py`.
 struct Stream(u32);
@@ -27,4 +36,34 @@ impl Stream {
 /// A config with `more` lines in the table.
 fn config(more: &str) -> ImageConfig {
     toml::from_str(&format!("data = \"\"\n{more}")).unwrap()
+}
+
+/// A task with a replica on one thread of the CPU.
+struct OnCpu {
+    task: OpenedTask,
+    layout: Arc<Layout>,
+    replica: Box<dyn Replica>,
+}
+
+impl OnCpu {
+    fn new(task: ImageTask) -> Self {
+        let task = OpenedTask::new(task, String::new());
+        let layout = Arc::new(task.compute.layout().unwrap());
+        let setup = ReplicaSetup { layout: layout.clone(), policy: PrecisionPolicy::default(), steps: Arc::default() };
+        let replica = task.compute.open(&DeviceSpec::cpu(0, 1), &setup).unwrap();
+        OnCpu { task, layout, replica }
+    }
+
+    /// A micro-batch of these samples.
+    fn job(&self, split: Split, ids: &[u32]) -> Arc<Job> {
+        let micro = MicroBatch { samples: ids.to_vec(), longest: 1 };
+        Arc::new(loader::collate(&self.task, split, micro, Key::root(1)).unwrap().job)
+    }
+
+    /// The sum of gradients times `scale`, then the loss sum.
+    fn gradients(&mut self, jobs: &[Arc<Job>], scale: f32) -> Vec<f32> {
+        let key = Key::root(2);
+        let params = StepParams { update: 0, scales: vec![scale], loss_scale: 1.0, update_key: key, epoch_key: key };
+        self.replica.gradients(jobs, &params).unwrap().flat
+    }
 }

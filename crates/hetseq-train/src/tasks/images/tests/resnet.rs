@@ -3,18 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::tensor::Device;
 use hetseq_models::{Init, Network};
-use hetseq_random::Key;
 use serde::Deserialize;
 
-use super::{Stream, config};
-use crate::data::loader::{Job, MicroBatch};
-use crate::devices::params;
-use crate::devices::replica::Replica;
-use crate::task::{Samples, Split, Task};
+use super::{OnCpu, Stream, config};
+use crate::task::{Split, Task};
 use crate::tasks::images::ImageTask;
 
 const IMAGES: usize = 3;
@@ -66,26 +61,18 @@ fn check(case: &Case) {
     let dir = tempfile::tempdir().unwrap();
     let mut stream = Stream(case.seed);
     write_images(dir.path(), &mut stream, case.side);
-    let task = Arc::new(open(dir.path(), case));
-    let device = Device::flex().autodiff();
-    let layout = Arc::new(params::layout_of(&task.model(&device)).unwrap());
+    let mut cpu = OnCpu::new(open(dir.path(), case));
+    let layout = cpu.layout.clone();
     let mut parameters = vec![0.0; layout.len()];
     for entry in layout.entries() {
         let values = parameter(&mut stream, &entry.name, &entry.shape);
         parameters[entry.range.clone()].copy_from_slice(&values);
     }
-    let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&parameters).unwrap();
+    cpu.replica.load(&parameters).unwrap();
     // Uneven micro-batches against the mean over all. Uses validation images, which are not cropped
     // at random.
-    let jobs: Vec<Job<ImageTask>> = [vec![0, 1], vec![2]]
-        .into_iter()
-        .map(|ids| {
-            let batch = task.collate(&Samples::new(Split::Valid, &ids, Key::root(0))).unwrap();
-            Job { micro: MicroBatch { samples: ids, longest: 1 }, batch }
-        })
-        .collect();
-    let flat = replica.gradients(&jobs, &[1.0 / IMAGES as f32], Key::root(0)).unwrap().flat;
+    let jobs = [&[0, 1][..], &[2]].map(|ids| cpu.job(Split::Valid, ids));
+    let flat = cpu.gradients(&jobs, 1.0 / IMAGES as f32);
 
     let loss = f64::from(flat[layout.len()]) / IMAGES as f64;
     assert!((loss - case.loss).abs() < 1e-6 * case.loss, "{loss} and {}", case.loss);

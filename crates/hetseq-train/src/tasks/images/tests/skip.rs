@@ -1,18 +1,13 @@
 //! A file that cannot be read: fatal, or skipped as if it did not exist.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use burn::tensor::Device;
 use hetseq_data::source::folder::draw;
 use hetseq_random::Key;
 use tempfile::TempDir;
 
-use super::config;
-use crate::data::loader::{Job, MicroBatch};
-use crate::devices::params;
-use crate::devices::replica::Replica;
-use crate::task::{Samples, Split, Task, Totals};
+use super::{OnCpu, config};
+use crate::task::{Metric, Samples, Split, Task, TaskData, Totals};
 use crate::tasks::images::ImageTask;
 
 /// Twelve images of ten classes. The second, a JPEG, is truncated after it was listed.
@@ -45,35 +40,24 @@ fn a_fatal_error_names_the_file_and_the_skip_option() {
 #[test]
 fn a_skipped_sample_has_no_effect() {
     let (dir, task) = open("skip");
-    let task = Arc::new(task);
-    let device = Device::flex().autodiff();
-    let layout = Arc::new(params::layout_of(&task.model(&device)).unwrap());
-    let mut replica = Replica::new(task.clone(), layout.clone(), device);
-    replica.load(&params::initial(&task.model(&Device::flex()), &layout, 1)).unwrap();
-    let job = |split, ids: &[u32]| {
-        let samples = Samples::new(split, ids, Key::root(1));
-        let batch = task.collate(&samples).unwrap();
-        (
-            task.counts(&batch),
-            samples.into_skipped(),
-            vec![Job { micro: MicroBatch { samples: ids.to_vec(), longest: 1 }, batch }],
-        )
-    };
-    let (counts, skipped, with) = job(Split::Train, &[0, 1, 2]);
-    let (_, none, without) = job(Split::Train, &[0, 2]);
-    assert_eq!((counts, skipped.len(), none.len()), (vec![2], 1, 0));
-    let path = dir.path().join("train").join(DAMAGED);
+    let samples = Samples::new(Split::Train, &[0, 1, 2], Key::root(1));
+    assert_eq!(task.collate(&samples).unwrap().counts(), [2]);
+    let (skipped, path) = (samples.into_skipped(), dir.path().join("train").join(DAMAGED));
+    assert_eq!(skipped.len(), 1);
     assert!(skipped[0].sample == 1 && skipped[0].reason.contains(&path.display().to_string()), "{skipped:?}");
-    let gradient = |jobs: &[Job<ImageTask>]| replica.gradients(jobs, &[0.5], Key::root(2)).unwrap().flat;
-    assert_close(&gradient(&with), &gradient(&without));
 
-    let (_, _, with) = job(Split::Valid, &[0, 1, 2]);
-    let (_, _, without) = job(Split::Valid, &[0, 2]);
-    let (with, without) = (replica.evaluate(&with).unwrap().0, replica.evaluate(&without).unwrap().0);
+    let mut cpu = OnCpu::new(task);
+    cpu.replica.load(&cpu.task.compute.initial(&cpu.layout, 1)).unwrap();
+    let (with, without) = (cpu.job(Split::Train, &[0, 1, 2]), cpu.job(Split::Train, &[0, 2]));
+    assert_close(&cpu.gradients(&[with], 0.5), &cpu.gradients(&[without], 0.5));
+
+    let (with, without) = (cpu.job(Split::Valid, &[0, 1, 2]), cpu.job(Split::Valid, &[0, 2]));
+    let mut totals = |job| cpu.replica.evaluate(&[job]).unwrap().0;
+    let (with, without) = (totals(with), totals(without));
     assert_eq!((with.samples, without.samples), (3, 2));
     assert_eq!(with.counts, without.counts);
     assert_eq!(with.scores, without.scores);
-    assert_eq!(task.measure(&with), task.measure(&without));
+    assert_eq!(cpu.task.compute.metrics(&with), cpu.task.compute.metrics(&without));
 }
 
 #[test]
@@ -82,7 +66,7 @@ fn a_file_deleted_while_training_is_skipped() {
     let gone = Path::new("valid/3/000003.png");
     fs_err::remove_file(dir.path().join(gone)).unwrap();
     let samples = Samples::new(Split::Valid, &[4, 5], Key::root(1));
-    assert_eq!(task.counts(&task.collate(&samples).unwrap()), [1]);
+    assert_eq!(task.collate(&samples).unwrap().counts(), [1]);
     let skipped = samples.into_skipped();
     assert!(skipped.len() == 1 && skipped[0].reason.contains("3/000003.png"), "{skipped:?}");
 }
@@ -90,9 +74,11 @@ fn a_file_deleted_while_training_is_skipped() {
 #[test]
 fn top_five_accuracy_of_ten_classes() {
     let (_dir, task) = open("skip");
-    assert_eq!(task.metrics().iter().map(|metric| metric.name).collect::<Vec<_>>(), ["accuracy", "top5_accuracy"]);
     let totals = Totals { samples: 9, counts: vec![8], losses: vec![1.0], scores: vec![2.0, 6.0] };
-    assert_eq!(task.measure(&totals), [0.25, 0.75]);
+    let expected = [Metric::higher("accuracy", 0.25), Metric::higher("top5_accuracy", 0.75)];
+    assert_eq!(task.metrics(&totals), expected);
+    let names: Vec<String> = task.metrics(&Totals::default()).into_iter().map(|metric| metric.name).collect();
+    assert_eq!(names, ["accuracy", "top5_accuracy"], "also without any sample");
 }
 
 fn assert_close(a: &[f32], b: &[f32]) {

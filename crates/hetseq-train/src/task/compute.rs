@@ -1,0 +1,171 @@
+//! The compute half of a task, as the trainer and the device pool see it: without the model's type.
+//! `devices/burn_compute.rs` implements it for Burn models. Nothing here knows tensors.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use hetseq_kernels::Dtype;
+use hetseq_optim::Layout;
+use thiserror::Error;
+
+use super::{HuggingFace, Metric, Prediction, TaskData, TaskError, Totals};
+use crate::data::loader::Job;
+use crate::devices::{DeviceSpec, PrecisionPolicy, StepParams};
+use crate::error::TrainError;
+
+/// A task whose type is no longer visible. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct OpenedTask {
+    pub(crate) name: Arc<str>,
+    pub(crate) data: Arc<dyn TaskData>,
+    pub(crate) compute: Arc<dyn Compute>,
+    pub(crate) keys: TaskKeys,
+    /// The resolved config, as written to `config.toml`.
+    pub(crate) config: Arc<str>,
+}
+
+/// Keys of the `[task]` table that may differ between ranks: `Task::PATH_KEYS`,
+/// `Task::LOCAL_KEYS`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TaskKeys {
+    pub(crate) paths: &'static [&'static str],
+    pub(crate) local: &'static [&'static str],
+}
+
+impl OpenedTask {
+    /// The error for a task that cannot be used as it is configured.
+    pub(crate) fn error(&self, reason: impl Into<TaskError>) -> TrainError {
+        TrainError::Task { task: self.name.to_string(), reason: reason.into() }
+    }
+
+    /// The error for samples that cannot be collated.
+    pub(crate) fn collate_error(&self, reason: impl Into<TaskError>) -> TrainError {
+        TrainError::Collate { task: self.name.to_string(), reason: reason.into() }
+    }
+}
+
+/// What computes on batches. One per process.
+pub(crate) trait Compute: Send + Sync {
+    /// Names, shapes and order of the parameters.
+    fn layout(&self) -> Result<Layout, TaskError>;
+
+    /// The parameters of a new run: a function of the seed and the parameters' names.
+    fn initial(&self, layout: &Layout, seed: u64) -> Vec<f32>;
+
+    /// Opens a device and builds a replica of the model on it. Called on the device's thread, which
+    /// the replica never leaves.
+    fn open(&self, spec: &DeviceSpec, setup: &ReplicaSetup) -> Result<Box<dyn Replica>, ComputeError>;
+
+    /// Metrics of an evaluation, as in `Task::metrics`.
+    fn metrics(&self, totals: &Totals) -> Vec<Metric>;
+
+    fn hugging_face(&self) -> &dyn HuggingFace;
+}
+
+/// What a replica is built with, besides its device.
+#[derive(Clone)]
+pub(crate) struct ReplicaSetup {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) policy: PrecisionPolicy,
+    /// The replica counts finished micro-batches here. Shows the process that it is not stuck.
+    pub(crate) steps: Arc<AtomicU64>,
+}
+
+/// One device's copy of the model.
+pub(crate) trait Replica {
+    /// The dtype of its products.
+    fn precision(&self) -> Dtype;
+
+    fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError>;
+
+    /// Computes the gradients of `sum over terms of scales[t] * loss sum t`, added up over the
+    /// micro-batches. Without micro-batches they are zeros.
+    fn gradients(&mut self, jobs: &[Arc<Job>], params: &StepParams) -> Result<GradientSums, ComputeError>;
+
+    /// Computes sums of losses and scores without dropout, and the time that took.
+    fn evaluate(&mut self, jobs: &[Arc<Job>]) -> Result<(Totals, Duration), ComputeError>;
+
+    /// Answers the rows of all micro-batches, in their order.
+    fn predict(&mut self, jobs: &[Arc<Job>]) -> Result<Vec<Prediction>, ComputeError>;
+}
+
+/// A device's result for one update.
+pub(crate) struct GradientSums {
+    /// The flat gradient sum, then the loss sum of each term.
+    pub(crate) flat: Vec<f32>,
+    /// Whether gradients overflowed in `f16`.
+    pub(crate) has_overflowed: bool,
+    /// Time for the micro-batches.
+    pub(crate) compute: Duration,
+    /// Time after them, to download the gradients.
+    pub(crate) after: Duration,
+    /// GPU memory, not host memory. The backend keeps freed memory, so this is the peak.
+    pub(crate) held_bytes: Option<u64>,
+}
+
+/// Why a device did not compute. The kind decides what happens next.
+#[derive(Debug, Error)]
+pub(crate) enum ComputeError {
+    /// The device cuts its micro-batches and tries again.
+    #[error("{0}")]
+    OutOfMemory(String),
+    #[error(
+        "{reason}; not even one sample of {tokens} tokens fits: use a device with more memory, a smaller model or shorter \
+         samples"
+    )]
+    SampleTooLarge { reason: String, tokens: u32 },
+    /// The device failed: it is dropped, and others compute its samples.
+    #[error("{0}")]
+    Device(String),
+    #[error("it hangs: it completed nothing for {} s (a third of comm.progress_s)", .0.as_secs_f64())]
+    Hung(Duration),
+    #[error("its thread has ended")]
+    ThreadEnded,
+    #[error("it replied to another command than the last one")]
+    UnexpectedReply,
+    /// Samples could not be collated again, for smaller micro-batches. Not the device's fault: the
+    /// run ends.
+    #[error("{0}")]
+    Collate(TaskError),
+    /// The task's own code returned an error. It would on every device: the run ends.
+    #[error("{0}")]
+    Task(TaskError),
+}
+
+impl ComputeError {
+    /// The error for a message of a backend or allocator, which is all that they give.
+    pub(crate) fn from_message(message: String) -> Self {
+        const PHRASES: [&str; 6] = [
+            "out of memory",
+            "outofmemory",
+            "memory allocation",
+            "out of device memory",
+            "can't allocate",
+            "buffertoobig",
+        ];
+        let lower = message.to_lowercase();
+        match PHRASES.iter().any(|phrase| lower.contains(phrase)) {
+            true => ComputeError::OutOfMemory(message),
+            false => ComputeError::Device(message),
+        }
+    }
+}
+
+impl From<TaskError> for ComputeError {
+    fn from(error: TaskError) -> Self {
+        ComputeError::Task(error)
+    }
+}
+
+impl From<String> for TaskError {
+    fn from(message: String) -> Self {
+        TaskError::Other(message)
+    }
+}
+
+impl From<&str> for TaskError {
+    fn from(message: &str) -> Self {
+        TaskError::Other(message.to_owned())
+    }
+}

@@ -1,0 +1,157 @@
+//! What is computed next, and where: the sampler gives the samples of an update, the planner splits
+//! them among the devices of all ranks, the loader reads this rank's part ahead of time. Times of
+//! past updates come back to the planner. Driven by the loop.
+
+use std::collections::VecDeque;
+
+use hetseq_balance::{AssignedWork, Plan, Planner, SplitMode, WorkTime};
+use hetseq_data::Cursor;
+use hetseq_metrics::Event;
+
+use crate::config::Batching;
+use crate::data::loader::{LoadRequest, Loader};
+use crate::data::update_sampler::UpdateSampler;
+use crate::error::TrainError;
+use crate::profiling::cluster::ClusterProfile;
+use crate::task::Split;
+use crate::trainer::header::{DeviceTime, LostDevice, MergedHeader};
+
+use super::observer::Observer;
+
+pub(crate) struct Pipeline {
+    pub(super) sampler: UpdateSampler,
+    pub(super) planner: Planner,
+    pub(super) loader: Loader,
+    split: SplitMode,
+    even_updates: u64,
+    /// Updates that were done before this process started.
+    start_update: u64,
+    /// Updates that were requested from the loader and are not done yet, oldest first.
+    requested: VecDeque<RequestedUpdate>,
+    /// The position of the next update to request.
+    next: Cursor,
+    /// Devices without work in the last plan that was reported.
+    left_out: Vec<usize>,
+}
+
+/// The plan of a requested update.
+#[derive(Default)]
+pub(super) struct RequestedUpdate {
+    /// Of all devices of the group.
+    pub(super) work: Vec<AssignedWork>,
+    pub(super) predicted_s: f64,
+}
+
+impl Pipeline {
+    /// A pipeline whose first update is the one at `cursor`.
+    pub(super) fn new(
+        sampler: UpdateSampler,
+        planner: Planner,
+        loader: Loader,
+        batch: &Batching,
+        cursor: &Cursor,
+    ) -> Self {
+        Pipeline {
+            sampler,
+            planner,
+            loader,
+            split: batch.split,
+            even_updates: batch.even_updates,
+            start_update: cursor.updates,
+            requested: VecDeque::new(),
+            next: cursor.clone(),
+            left_out: Vec::new(),
+        }
+    }
+
+    /// Requests the next update from the loader, `run.prefetch` updates ahead. Its split follows
+    /// from the headers merged so far, so it is the same on all ranks.
+    pub(super) fn request_next(&mut self, cluster: &ClusterProfile, observer: &mut Observer) -> Result<(), TrainError> {
+        let Some(update) = self.sampler.at(&self.next) else { return Ok(()) };
+        let number = self.next.updates;
+        let plan = self.planner.share(self.split_mode(number), &update.tokens)?;
+        self.next.advance(update.samples.len() as u64, update.updates_in_epoch);
+        self.emit_plan(number, &plan, cluster, observer);
+        let devices = cluster.local_micro_batches(&plan.shares, &update.samples, &update.tokens);
+        self.requested.push_back(RequestedUpdate { work: plan.work, predicted_s: plan.prediction.update_s });
+        self.loader.request(LoadRequest { split: Split::Train, epoch: update.epoch, devices })
+    }
+
+    /// Emits the first plan, and each plan that differs from the one before.
+    fn emit_plan(&mut self, number: u64, plan: &Plan, cluster: &ClusterProfile, observer: &mut Observer) {
+        let is_first = number == self.start_update;
+        if !is_first && plan.replanned.is_none() {
+            return;
+        }
+        observer.events.emit(&Event::Plan {
+            update: number + 1,
+            predicted_s: plan.prediction.update_s,
+            before_s: plan.replanned.map(|replanned| replanned.before_s),
+            gain: plan.replanned.map(|replanned| replanned.gain),
+            samples: plan.work.iter().map(|work| work.samples).collect(),
+            factors: self.planner.factors(),
+        });
+        for &device in plan.left_out.iter().filter(|device| !self.left_out.contains(device)) {
+            let name = cluster.name(device);
+            observer.warn(format!("{name} gets nothing to compute: updates would take longer with it"));
+        }
+        self.left_out.clone_from(&plan.left_out);
+    }
+
+    /// The split mode of the update that follows `updates` updates.
+    pub(super) fn split_mode(&self, updates: u64) -> SplitMode {
+        match self.split {
+            SplitMode::Measured if updates - self.start_update < self.even_updates => SplitMode::Equal,
+            split => split,
+        }
+    }
+
+    /// The plan of the update that is computed now.
+    pub(super) fn take_requested(&mut self) -> RequestedUpdate {
+        self.requested.pop_front().unwrap_or_default()
+    }
+
+    /// Passes the times of an update to the planner, and warns about devices that failed or ran out
+    /// of memory. `is_first`: this process has done no update before it, so there are no times of
+    /// ranks yet.
+    pub(super) fn learn(
+        &mut self,
+        requested: &RequestedUpdate,
+        merged: &MergedHeader,
+        is_first: bool,
+        cluster: &ClusterProfile,
+        observer: &mut Observer,
+    ) {
+        let done = |(work, time): (&AssignedWork, &DeviceTime)| WorkTime {
+            base_s: work.base_s,
+            micros: time.micros,
+            after_micros: time.after_micros,
+        };
+        self.planner.observe(&requested.work.iter().zip(&merged.devices).map(done).collect::<Vec<_>>());
+        if !is_first {
+            let hosts: Vec<u64> = merged.ranks.iter().map(|rank| rank.host_micros).collect();
+            let exchanges: Vec<(u64, u64)> =
+                merged.ranks.iter().map(|rank| (rank.exchange_micros, rank.wait_micros)).collect();
+            self.planner.observe_hosts(&hosts);
+            self.planner.observe_exchange(&exchanges);
+        }
+        for (device, time) in merged.devices.iter().enumerate() {
+            let Some(most) = time.most_tokens else { continue };
+            let updates = self.planner.cap_tokens(device, u32::try_from(most).unwrap_or(u32::MAX));
+            observer.warn(format!(
+                "{} ran out of memory: its micro-batches now have at most {most} tokens; twice as many are tried after \
+                 {updates} updates",
+                cluster.name(device)
+            ));
+        }
+        for LostDevice { device, reason, has_replacement } in &merged.lost {
+            if !has_replacement {
+                self.planner.retire(*device);
+            }
+            let name = cluster.name(*device);
+            let replacement =
+                if *has_replacement { "the CPU of its rank replaces it" } else { "others compute its samples" };
+            observer.warn(format!("{name} failed and is not used any more; {replacement}: {reason}"));
+        }
+    }
+}
