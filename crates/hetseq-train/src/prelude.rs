@@ -11,6 +11,6 @@ pub use hetseq_random::Key;
 
 pub use crate::inference::GenerateOptions;
 pub use crate::task::{
-    Better, EncodedInput, ForwardContext, HuggingFace, Inference, Metric, Prediction, Samples, Split, StepOutput, Task,
+    Answer, Better, EncodedInput, ForwardContext, HuggingFace, Inference, Metric, Samples, Split, StepOutput, Task,
     TaskData, TaskError, Tasks, Term, Totals,
 };

@@ -16,7 +16,7 @@ use crate::data::loader::Job;
 use crate::devices::params::{self, Accumulator};
 use crate::task::compute::GradientSums;
 use crate::task::totals::add;
-use crate::task::{ComputeError, ForwardContext, Inference, Prediction, Replica, StepOutput, Task, Totals};
+use crate::task::{Answer, ComputeError, ForwardContext, Inference, Replica, StepOutput, Task, Totals};
 
 /// An open device, with autodiff.
 pub(crate) struct BurnDevice {
@@ -152,7 +152,7 @@ impl<T: Task> Replica for TrainingReplica<T> {
         self.on.run(|| self.sum_scores(jobs))
     }
 
-    fn predict(&mut self, _jobs: &[Arc<Job>]) -> Result<Vec<Prediction>, ComputeError> {
+    fn predict(&mut self, _jobs: &[Arc<Job>]) -> Result<Vec<Answer>, ComputeError> {
         Err(ComputeError::Task("a task that trains does not predict".into()))
     }
 }
@@ -188,7 +188,7 @@ impl<I: Inference> Replica for PredictingReplica<I> {
         Err(ComputeError::Task("a model opened for inference has no loss".into()))
     }
 
-    fn predict(&mut self, jobs: &[Arc<Job>]) -> Result<Vec<Prediction>, ComputeError> {
+    fn predict(&mut self, jobs: &[Arc<Job>]) -> Result<Vec<Answer>, ComputeError> {
         self.on.run(|| {
             let model = self.model.valid();
             let mut predictions = Vec::new();

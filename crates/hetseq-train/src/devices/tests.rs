@@ -1,6 +1,7 @@
 //! Replicas on threads: many concurrent steps must neither deadlock nor diverge. Burn's autodiff
 //! has global tables, and leaves that share an id would join the replicas' graphs. Also failover.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -15,12 +16,15 @@ use hetseq_models::layers::Linear;
 use hetseq_optim::Layout;
 use hetseq_random::Key;
 
-use super::{DeviceSpec, Devices, FaultInjection, LocalSum, PrecisionPolicy, StepParams};
+use super::{DeviceSpec, Devices, FaultInjection, LocalSum, PrecisionPolicy, StepParams, burn_compute};
 use crate::data::loader::{Job, MicroBatch};
 use crate::devices::params;
 use crate::error::TrainError;
+use crate::inference::GenerateOptions;
 use crate::task::compute::ReplicaSetup;
-use crate::task::{ForwardContext, OpenedTask, Samples, Split, StepOutput, Task, TaskData, TaskError};
+use crate::task::{
+    Answer, EncodedInput, ForwardContext, Inference, OpenedTask, Samples, Split, StepOutput, Task, TaskData, TaskError,
+};
 
 struct Toy;
 
@@ -285,4 +289,76 @@ fn f16_gradients_are_scaled_and_overflows_are_reported() {
     devices.inject_faults(FaultInjection { overflows: vec![4], ..FaultInjection::default() });
     assert_eq!(with(&mut devices, 1.0, 4).overflow, Some(true));
     assert_eq!(with(&mut devices, 1.0, 5).overflow, Some(false));
+}
+
+/// Answers each row with its input. Panics on the device `cpu:1`, and on every device for the
+/// input 99.
+struct Echo;
+
+impl Inference for Echo {
+    const TASK: &'static str = "echo";
+    type Model = Net;
+
+    fn open(_: &Path, _: &GenerateOptions) -> Result<Self, TaskError> {
+        Ok(Echo)
+    }
+
+    fn model(&self, device: &Device) -> Net {
+        Toy.model(device)
+    }
+
+    fn encode(&self, _: &str) -> Result<EncodedInput, TaskError> {
+        Ok(EncodedInput::default())
+    }
+
+    fn collate(&self, _: &[&EncodedInput]) -> Result<Batch, TaskError> {
+        Ok(Batch::new([]))
+    }
+
+    fn predict(&self, _: &Net, batch: &Batch, _: &ForwardContext) -> Result<Vec<Answer>, TaskError> {
+        let inputs = batch.i32s("x")?;
+        assert!(!inputs.contains(&99), "a bad input");
+        assert!(!std::thread::current().name().is_some_and(|name| name.starts_with("cpu:1")), "a bad device");
+        let answer = |input: &i32| Answer { candidates: vec![(input.to_string(), 0.0)], tokens: 1 };
+        Ok(inputs.iter().map(answer).collect())
+    }
+}
+
+/// Answers of a pool with three devices to one job per input, until `most` jobs are done.
+fn answers(inputs: &[i32], most: usize) -> Result<Vec<String>, TrainError> {
+    let task = OpenedTask {
+        compute: Arc::new(burn_compute::predicting(Arc::new(Echo))),
+        ..OpenedTask::new(Toy, String::new())
+    };
+    let layout = Arc::new(task.compute.layout().unwrap());
+    let mut devices = Devices::start(&task, &layout, &cpus(3), PrecisionPolicy::default(), HANG_TIMEOUT).unwrap();
+    let parameters = initial(&layout);
+    devices.load(&parameters).unwrap();
+    let job = |&input: &i32| {
+        let micro = MicroBatch { samples: vec![input as u32], longest: 1 };
+        Arc::new(Job { micro, batch: Batch::new([]).with_i32("x", [1], vec![input]) })
+    };
+    let mut found = Vec::new();
+    devices.predict(inputs.iter().map(job).collect(), &mut |job, answers| {
+        assert_eq!(answers[0].candidates[0].0, job.micro.samples[0].to_string());
+        found.extend(answers.into_iter().flat_map(|answer| answer.candidates).map(|(text, _)| text));
+        found.len() < most
+    })?;
+    Ok(found)
+}
+
+#[test]
+fn every_input_is_answered_once_though_a_device_fails() {
+    let inputs: Vec<i32> = (0..40).collect();
+    let mut found = answers(&inputs, usize::MAX).unwrap();
+    found.sort_unstable_by_key(|text| text.parse::<i32>().unwrap());
+    assert_eq!(found, inputs.iter().map(i32::to_string).collect::<Vec<_>>());
+}
+
+#[test]
+fn inference_can_be_stopped_and_a_bad_input_ends_it() {
+    let found = answers(&(0..40).collect::<Vec<i32>>(), 5).unwrap();
+    assert!((5..10).contains(&found.len()), "{found:?}");
+    let error = answers(&[1, 99, 2], usize::MAX).err().unwrap().to_string();
+    assert!(error.contains("failed while predicting: a bad input"), "{error}");
 }

@@ -17,7 +17,7 @@ use super::done_signal::DoneSignal;
 use super::{DeviceSpec, FaultInjection, PrecisionPolicy, StepParams};
 use crate::data::loader::{self, Job, MicroBatch};
 use crate::task::compute::{GradientSums, ReplicaSetup};
-use crate::task::{ComputeError, OpenedTask, Prediction, Replica, Split, Totals};
+use crate::task::{Answer, ComputeError, OpenedTask, Replica, Split, Totals};
 
 pub(super) enum DeviceCommand {
     Load(Arc<Vec<f32>>),
@@ -47,7 +47,7 @@ pub(super) enum WorkDone {
         most_tokens: Option<u64>,
     },
     Evaluated(Totals, Duration),
-    Predicted(Vec<Prediction>),
+    Predicted(Vec<Answer>),
 }
 
 /// Everything that a device thread starts with.

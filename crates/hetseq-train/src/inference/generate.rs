@@ -17,7 +17,7 @@ use crate::data::loader::{Job, MicroBatch};
 use crate::devices::{DeviceSpec, Devices, PrecisionPolicy, burn_compute};
 use crate::error::TrainError;
 use crate::task::compute::TaskKeys;
-use crate::task::{EncodedInput, Inference, OpenedTask, Prediction, Samples, Split, TaskData, TaskError};
+use crate::task::{Answer, EncodedInput, Inference, OpenedTask, Samples, Split, TaskData, TaskError};
 use crate::tasks::translation::DEFAULT_BEAM;
 
 /// How long a device may take for one batch.
@@ -176,7 +176,7 @@ impl Generator {
         let jobs = self.jobs(encoded)?;
         let mut not_finite = None;
         self.devices.predict(jobs, &mut |job, predictions| {
-            for (&line, Prediction { candidates, tokens }) in job.micro.samples.iter().zip(predictions) {
+            for (&line, Answer { candidates, tokens }) in job.micro.samples.iter().zip(predictions) {
                 if !candidates.first().is_some_and(|(_, score)| score.is_finite()) {
                     not_finite.get_or_insert(line as usize);
                 }

@@ -9,7 +9,7 @@ use hetseq_kernels::Dtype;
 use hetseq_optim::Layout;
 use thiserror::Error;
 
-use super::{HuggingFace, Metric, Prediction, TaskData, TaskError, Totals};
+use super::{Answer, HuggingFace, Metric, TaskData, TaskError, Totals};
 use crate::data::loader::Job;
 use crate::devices::{DeviceSpec, PrecisionPolicy, StepParams};
 use crate::error::TrainError;
@@ -87,7 +87,7 @@ pub(crate) trait Replica {
     fn evaluate(&mut self, jobs: &[Arc<Job>]) -> Result<(Totals, Duration), ComputeError>;
 
     /// Answers the rows of all micro-batches, in their order.
-    fn predict(&mut self, jobs: &[Arc<Job>]) -> Result<Vec<Prediction>, ComputeError>;
+    fn predict(&mut self, jobs: &[Arc<Job>]) -> Result<Vec<Answer>, ComputeError>;
 }
 
 /// A device's result for one update.

@@ -40,7 +40,7 @@ pub trait Inference: Sized + Send + Sync + 'static {
     fn collate(&self, lines: &[&EncodedInput]) -> Result<Batch, TaskError>;
 
     /// Answers a batch: one prediction per row.
-    fn predict(&self, model: &Self::Model, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Prediction>, TaskError>;
+    fn predict(&self, model: &Self::Model, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Answer>, TaskError>;
 }
 
 /// A line as token ids.
@@ -54,7 +54,7 @@ pub struct EncodedInput {
 
 /// The answer to one line.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Prediction {
+pub struct Answer {
     /// Texts and scores, best first.
     pub candidates: Vec<(String, f64)>,
     /// Tokens of the best candidate.

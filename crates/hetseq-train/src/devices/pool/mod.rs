@@ -27,7 +27,7 @@ use crate::data::loader::Job;
 use crate::devices::backend;
 use crate::error::TrainError;
 use crate::task::compute::GradientSums;
-use crate::task::{OpenedTask, Prediction, Totals};
+use crate::task::{Answer, OpenedTask, Totals};
 
 use self::round::Round;
 use super::PrecisionPolicy;
@@ -229,7 +229,7 @@ impl Devices {
     pub(crate) fn predict(
         &mut self,
         jobs: Vec<Arc<Job>>,
-        done: &mut dyn FnMut(&Job, Vec<Prediction>) -> bool,
+        done: &mut dyn FnMut(&Job, Vec<Answer>) -> bool,
     ) -> Result<(), TrainError> {
         self.begin_queue(Work::Predict, jobs);
         let mut continues = true;

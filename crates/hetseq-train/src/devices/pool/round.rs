@@ -10,7 +10,7 @@ use crate::data::loader::Job;
 use crate::devices::handle::DeviceHandle;
 use crate::devices::thread::{DeviceCommand, Work, WorkDone};
 use crate::error::TrainError;
-use crate::task::{ComputeError, Prediction};
+use crate::task::{Answer, ComputeError};
 
 use super::Devices;
 use super::failover::round_robin;
@@ -54,7 +54,7 @@ impl Round {
     }
 
     /// Takes the finished predictions out of the round, with their jobs.
-    pub(super) fn take_predicted(&mut self) -> Vec<(Arc<Job>, Vec<Prediction>)> {
+    pub(super) fn take_predicted(&mut self) -> Vec<(Arc<Job>, Vec<Answer>)> {
         let mut predicted = Vec::new();
         for parts in &mut self.parts {
             let (done, left) = std::mem::take(parts).into_iter().partition(|part| part.done.is_some());

@@ -11,7 +11,7 @@ use hetseq_models::transformer::{Decoding, Transformer, TransformerConfig, Trans
 
 use super::{TranslationTask, config, sequences};
 use crate::inference::GenerateOptions;
-use crate::task::{EncodedInput, ForwardContext, HuggingFace, Inference, Prediction, Task, TaskError};
+use crate::task::{Answer, EncodedInput, ForwardContext, HuggingFace, Inference, Task, TaskError};
 
 /// A trained translation model: of a checkpoint of the task, or a Hugging Face directory of a
 /// Marian model with a `tokenizer.json`.
@@ -66,7 +66,7 @@ impl Inference for Translator {
         ))
     }
 
-    fn predict(&self, model: &Transformer, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Prediction>, TaskError> {
+    fn predict(&self, model: &Transformer, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Answer>, TaskError> {
         let GenerateOptions { beam, length_penalty, .. } = self.options;
         let settings = settings(&self.model, beam, length_penalty);
         let limit = |source_tokens| self.options.max_tokens(source_tokens);
@@ -77,7 +77,7 @@ impl Inference for Translator {
                 Ok((self.tokenizer.decode_target(&hypothesis.tokens)?, hypothesis.score))
             };
             let candidates = hypotheses.into_iter().map(text).collect::<Result<_, TaskError>>()?;
-            Ok(Prediction { candidates, tokens })
+            Ok(Answer { candidates, tokens })
         };
         found.into_iter().map(decode).collect()
     }
