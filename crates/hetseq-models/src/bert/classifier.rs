@@ -51,13 +51,7 @@ impl BertClassifier {
 
     /// Logits [position, class] at the positions `at` (`row * positions + column`), of which there
     /// must be some. `keys` and `tape` as in [`super::Bert::hidden`].
-    pub fn token_logits(
-        &self,
-        input: &BertInput,
-        at: Tensor<1, Int>,
-        keys: &[Key],
-        tape: Option<&Tape>,
-    ) -> Tensor<2> {
+    pub fn token_logits(&self, input: &BertInput, at: Tensor<1, Int>, keys: &[Key], tape: Option<&Tape>) -> Tensor<2> {
         // Dropout before the selection: its masks belong to samples, of which a position is a part.
         let hidden = dropout(self.bert.hidden(input, keys, tape), self.dropout, &site(keys, "classifier"));
         self.classifier.forward(positions_at(hidden, at))

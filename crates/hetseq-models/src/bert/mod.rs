@@ -70,11 +70,7 @@ impl Network for Bert {
 impl Bert {
     /// The config must be valid, see [`BertConfig::validate`].
     pub fn new(config: &BertConfig, device: &Device) -> Self {
-        Bert {
-            bert: Trunk::new(config, true, device),
-            cls: Heads::new(config, device),
-            init: TrunkInit::new(config),
-        }
+        Bert { bert: Trunk::new(config, true, device), cls: Heads::new(config, device), init: TrunkInit::new(config) }
     }
 
     /// The last hidden states [sample, position, feature]; those of the padding are meaningless.
