@@ -6,7 +6,8 @@
 //!
 //! Text takes more steps: [`prep`] reads it, [`tokenize`] turns it into tokens, [`source`] stores
 //! the tokens in shards, and [`pretrain`] or [`translate`] makes samples from the shards. [`mask`]
-//! masks tokens for pre-training.
+//! masks tokens for pre-training. Labelled text is small: [`finetune`] reads and tokenizes it when a
+//! run starts.
 //!
 //! Nothing here depends on tensors, networks or peers. `plan` does no I/O, reads no clock and uses
 //! only keyed random numbers. Every rank calls it with the same arguments and gets the same bits,
@@ -31,6 +32,7 @@ pub mod arrays;
 pub mod augment;
 pub mod cursor;
 pub mod error;
+pub mod finetune;
 mod fingerprint;
 pub mod mask;
 pub mod plan;
