@@ -8,20 +8,26 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum FinetuneError {
     #[error(
-        "{}, line {line}: {} but line {first_line} has {expected}; every line needs the same columns: correct the line, \
-         or put a blank line between sentences",
+        "{}, line {line}: {} but line {first_line} has {expected}; every line needs the same columns: correct the \
+         line, or put a blank line between sentences",
         .path.display(),
         counted(*.columns, "column")
     )]
     ConllColumns { path: PathBuf, line: usize, columns: usize, first_line: usize, expected: usize },
 
-    #[error("{}, line {line}: the token is empty; write a word in column {column}, or leave the line blank", .path.display())]
+    #[error(
+        "{}, line {line}: the token is empty; write a word in column {column}, or leave the line blank",
+        .path.display()
+    )]
     EmptyToken { path: PathBuf, line: usize, column: usize },
 
     #[error("{}, line {line}: the label of `{token}` is empty; write a label in column {column}", .path.display())]
     EmptyLabel { path: PathBuf, line: usize, column: usize, token: String },
 
-    #[error("{} has no sentences; use a file with one word per line and a blank line after each sentence", .path.display())]
+    #[error(
+        "{} has no sentences; use a file with one word per line and a blank line after each sentence",
+        .path.display()
+    )]
     NoSentences { path: PathBuf },
 
     #[error(
@@ -46,6 +52,12 @@ pub enum FinetuneError {
         listed(.known)
     )]
     UnknownLabel { path: PathBuf, line: usize, label: String, known: Vec<String> },
+
+    #[error(
+        "{}, line {line}: the label in column `{column}` is empty; write a class, or remove the line",
+        .path.display()
+    )]
+    EmptyClass { path: PathBuf, line: usize, column: String },
 
     #[error("{} has no labels, but they are needed here; use a file with a label column", .path.display())]
     Unlabelled { path: PathBuf },
@@ -75,22 +87,40 @@ pub enum FinetuneError {
     )]
     NoSuchColumn { path: PathBuf, line: usize, column: String, known: Vec<String> },
 
-    #[error("{}, line {line}: the header has {times} columns `{column}`; rename them, or give columns by number", .path.display())]
+    #[error(
+        "{}, line {line}: the header has {times} columns `{column}`; rename them, or give columns by number",
+        .path.display()
+    )]
     RepeatedColumn { path: PathBuf, line: usize, column: String, times: usize },
 
-    #[error("{}, line {line}: there is no column {column}: the line has {}, counted from 0", .path.display(), counted(*.columns, "column"))]
+    #[error(
+        "{}, line {line}: there is no column {column}: the line has {}, counted from 0",
+        .path.display(),
+        counted(*.columns, "column")
+    )]
     ColumnBeyondEnd { path: PathBuf, line: usize, column: usize, columns: usize },
 
-    #[error("{}: column {column} is given by number, but the values of JSONL have names; use the name", .path.display())]
+    #[error(
+        "{}: column {column} is given by number, but the values of JSONL have names; use the name",
+        .path.display()
+    )]
     NumberedKey { path: PathBuf, column: usize },
 
-    #[error("{}, line {line}: there is no key `{key}`, only {}; add it, or correct the name", .path.display(), listed(.known))]
+    #[error(
+        "{}, line {line}: there is no key `{key}`, only {}; add it, or correct the name",
+        .path.display(),
+        listed(.known)
+    )]
     NoSuchKey { path: PathBuf, line: usize, key: String, known: Vec<String> },
 
-    #[error("{}, line {line}: {problem}; correct the line", .path.display())]
+    /// `problem` also says what to do.
+    #[error("{}, line {line}: {problem}", .path.display())]
     BadRecord { path: PathBuf, line: usize, problem: String },
 
-    #[error("{}, line {line}: `{text}` in column `{column}` is not a finite number; correct it, or train classes", .path.display())]
+    #[error(
+        "{}, line {line}: `{text}` in column `{column}` is not a finite number; correct it, or train classes",
+        .path.display()
+    )]
     BadNumber { path: PathBuf, line: usize, column: String, text: String },
 
     #[error("{} has no samples; use a file with at least one line after its header, if it has one", .path.display())]

@@ -78,7 +78,8 @@ impl SequenceSampleConfig {
     }
 }
 
-/// Valid values of `max_seq_length`: room for special tokens and some words; positions have 16 bits.
+/// Valid values of `max_seq_length`: room for special tokens and some words; positions have 16
+/// bits.
 const LENGTHS: RangeInclusive<usize> = 8..=u16::MAX as usize;
 
 fn check(max_seq_length: usize, pad_to_multiple: usize) -> Result<(), DataError> {

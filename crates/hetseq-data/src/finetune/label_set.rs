@@ -97,8 +97,8 @@ impl LabelSet {
         crate::fingerprint::fingerprint(Value::from(self.names.clone()).to_string().as_bytes())
     }
 
-    /// The label ids of all words of a file. A label that is not in the set is an error, which names
-    /// the first line with it.
+    /// The label ids of all words of a file. A label that is not in the set is an error, which
+    /// names the first line with it.
     pub(super) fn word_labels(&self, file: &ConllFile) -> Result<Vec<u32>, DataError> {
         if !file.has_labels() {
             return Err(FinetuneError::Unlabelled { path: file.path().to_owned() }.into());

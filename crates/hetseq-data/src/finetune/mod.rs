@@ -13,11 +13,13 @@
 //! # use hetseq_data::finetune::{LabelSet, TagReport, TokenSampleConfig, TokenSamples};
 //! # use hetseq_data::source::conll::{ConllColumns, ConllFile, ConllLabels};
 //! # use hetseq_data::tokenize::Tokenizer;
-//! let file = ConllFile::read(Path::new("train.conll"), &ConllColumns::default(), ConllLabels::Required)?;
+//! let (path, columns) = (Path::new("train.conll"), ConllColumns::default());
+//! let file = ConllFile::read(path, &columns, ConllLabels::Required)?;
 //! let labels = LabelSet::found(file.label_names());
 //! println!("{}", TagReport::new(&file, None));
 //! let tokenizer = Tokenizer::read(Path::new("model"))?;
-//! let samples = TokenSamples::new(&file, Some(&labels), &tokenizer, &TokenSampleConfig::default())?;
+//! let config = TokenSampleConfig::default();
+//! let samples = TokenSamples::new(&file, Some(&labels), &tokenizer, &config)?;
 //! let batch = samples.collate(&[17, 4, 99])?;
 //! assert_eq!(batch.counts(), [batch.i32s("labels").unwrap().len() as u64]);
 //! # Ok::<(), hetseq_data::DataError>(())

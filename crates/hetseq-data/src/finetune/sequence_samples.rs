@@ -1,8 +1,8 @@
 //! Samples with a label for each text: `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`. Opened by the
 //! sequence-classification task.
 //!
-//! Long pairs are truncated as by `BertTokenizerFast` with `truncation=True`: tokens are removed from
-//! the longer text first.
+//! Long pairs are truncated as by `BertTokenizerFast` with `truncation=True`: tokens are removed
+//! from the longer text first.
 
 use serde::Serialize;
 
@@ -199,6 +199,10 @@ impl Targets {
             SequenceTarget::Class(set) => {
                 let class = |sample: usize| {
                     let label = label(sample)?;
+                    if label.is_empty() {
+                        let (path, column) = (file.path().to_owned(), file.label_column());
+                        return Err(FinetuneError::EmptyClass { path, line: file.line(sample), column }.into());
+                    }
                     set.id(label).ok_or_else(|| set.unknown(file.path(), file.line(sample), label))
                 };
                 let ids = (0..file.len()).map(class).collect::<Result<_, DataError>>()?;
@@ -218,8 +222,8 @@ impl Targets {
     }
 }
 
-/// How many tokens of two texts are kept, as by `LongestFirst` of the `tokenizers` crate: tokens are
-/// removed from the longer text until both are equally long, then from both.
+/// How many tokens of two texts are kept, as by `LongestFirst` of the `tokenizers` crate: tokens
+/// are removed from the longer text until both are equally long, then from both.
 fn longest_first([first, second]: [usize; 2], max_tokens: usize) -> [usize; 2] {
     if first + second <= max_tokens {
         return [first, second];
@@ -245,7 +249,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pairs_are_truncated_as_by_the_tokenizers_crate(first in 0usize..40, second in 0usize..40, max in 1usize..40) {
+        fn pairs_are_truncated_as_by_the_tokenizers_crate(
+            first in 0usize..40, second in 0usize..40, max in 1usize..40,
+        ) {
             let params = TruncationParams { max_length: max, ..TruncationParams::default() };
             let (one, other) = truncate_encodings(encoding(first), Some(encoding(second)), &params).unwrap();
             let expected = [one.get_ids().len(), other.unwrap().get_ids().len()];

@@ -2,8 +2,8 @@
 //! their report.
 //!
 //! Broken tags are counted, never changed and never an error: published data has some, and scores
-//! are defined for them too. A tag is `O`, or a prefix (`B`, `I`, `E`, `S`) with `-` and a type, or a
-//! prefix alone.
+//! are defined for them too. A tag is `O`, or a prefix (`B`, `I`, `E`, `S`) with `-` and a type, or
+//! a prefix alone.
 
 use std::fmt;
 
@@ -51,8 +51,8 @@ pub struct TagReport {
 impl TagReport {
     /// Compares the labels of a file with a scheme, or detects the scheme.
     ///
-    /// Detected is IOBES if a tag has the prefix `E` or `S`, else IOB1 or IOB2, whichever fewer tags
-    /// break; IOB2 if they are equal.
+    /// Detected is IOBES if a tag has the prefix `E` or `S`, else IOB1 or IOB2, whichever fewer
+    /// tags break; IOB2 if they are equal.
     pub fn new(file: &ConllFile, scheme: Option<TagScheme>) -> Self {
         let tags: Vec<Option<Tag>> = file.label_names().iter().map(|label| Tag::parse(label)).collect();
         let check = |scheme| Self::compare(file, &tags, scheme);

@@ -1,9 +1,9 @@
 //! Samples with a label for each word: `[CLS]`, the sub-tokens of the words, `[SEP]`. Opened by the
 //! token-classification task.
 //!
-//! Each word is tokenized on its own, as Hugging Face does with `is_split_into_words=True`. Sub-tokens
-//! belong to words by their position, so a word without sub-tokens, such as a control character, gets
-//! `[UNK]`: without it, it would have no prediction.
+//! Each word is tokenized on its own, as Hugging Face does with `is_split_into_words=True`. A word
+//! without sub-tokens, such as a control character, gets `[UNK]`: every word needs a position for
+//! its label and its prediction.
 
 use std::ops::Range;
 
@@ -157,7 +157,8 @@ impl TokenSamples {
     }
 
     /// For each labelled word of a sample, the number of its positions in `label_positions`: 1, or
-    /// with `label_all` that of its sub-tokens. Predictions for words are those of the first position.
+    /// with `label_all` that of its sub-tokens. The prediction for a word is that of its first
+    /// position.
     pub fn positions_per_word(&self, sample: u32) -> Vec<usize> {
         let found = self.samples.get(sample as usize);
         found.map_or_else(Vec::new, |sample| self.labelled(sample).map(|(_, columns)| columns.len()).collect())
@@ -194,8 +195,8 @@ impl TokenSamples {
     }
 
     /// Builds a batch with the arrays `input_ids` and `segment_ids` (`[rows, width]`), `lengths`
-    /// (`[rows]`), `label_positions` and `labels` (one per labelled sub-token, in the order of rows and
-    /// words). A position is `row * width + column`. The count is labelled sub-tokens.
+    /// (`[rows]`), `label_positions` and `labels` (one per labelled sub-token, in the order of rows
+    /// and words). A position is `row * width + column`. The count is labelled sub-tokens.
     ///
     /// For prediction there are positions, but no `labels`, and the count is 0.
     pub fn collate(&self, ids: &[u32]) -> Result<Batch, DataError> {
@@ -217,8 +218,8 @@ impl TokenSamples {
         })
     }
 
-    /// The tokens of a sample and the label of each, as Hugging Face has them: [`IGNORED_LABEL`] for
-    /// special tokens, context and unlabelled sub-tokens.
+    /// The tokens of a sample and the label of each, as Hugging Face has them: [`IGNORED_LABEL`]
+    /// for special tokens, context and unlabelled sub-tokens.
     pub fn token_labels(&self, sample: u32) -> Result<(Vec<u32>, Vec<i32>), DataError> {
         let sample = self.sample(sample)?;
         let ids: Vec<u32> = self.row(sample).collect();

@@ -1,9 +1,9 @@
 //! Cuts a sentence that is too long for the model into windows of words. Pure; called by
 //! `token_samples.rs`.
 //!
-//! Windows overlap, so that words at a border have context. Of the shared words, the first half have
-//! their labels in the window before, the others in the window after: a word is labelled once, where
-//! it has words on both sides.
+//! Windows overlap, so that words at a border have context. Of the shared words, the first half
+//! have their labels in the window before, the others in the window after: a word is labelled once,
+//! where it has words on both sides.
 
 use std::ops::Range;
 
@@ -18,7 +18,8 @@ pub(super) struct WordWindow {
 /// also for the end of the sentence. A word has at least one token and at most `max_tokens`.
 ///
 /// Each window holds as many words as fit into `max_tokens`. It shares at most `overlap` words with
-/// the next, and at most half of its tokens: else a large overlap would give a window for each word.
+/// the next, and at most half of its tokens: else a large overlap would give a window for each
+/// word.
 pub(super) fn windows(
     words: usize,
     start: impl Fn(usize) -> usize,

@@ -154,6 +154,11 @@ fn an_unknown_class_is_refused_with_its_line() {
     let expected =
         "x.tsv, line 3: the label `Pos` is not one of `neg`, `pos`; correct it, or list all labels in the config";
     assert!(error.to_string().ends_with(expected), "{error}");
+    let file = read_as("x.tsv", b"text\tlabel\na\tpos\nb\t \n", &SequenceColumns::default(), true).unwrap();
+    let found = LabelSet::found(file.labels());
+    let error = SequenceSamples::new(&file, SequenceTarget::Class(&found), &tokenizer(), &config(8)).unwrap_err();
+    let expected = "x.tsv, line 3: the label in column `label` is empty; write a class, or remove the line";
+    assert!(error.to_string().ends_with(expected), "{error}");
 }
 
 #[test]
@@ -174,14 +179,14 @@ fn fingerprints_differ_with_texts_and_targets() {
 fn refused_tables_have_exact_messages() {
     let named = SequenceColumns::default();
     let by_number = numbers(0, None, 2);
-    let quote = "a quote inside a quoted field is written twice, as in \"a \"\"b\"\" c\"";
+    let quote = "write a quote inside a quoted field twice, as in \"a \"\"b\"\"\"";
     for (file, text, columns, message) in [
         (
             "x.txt",
             "",
             &named,
-            "x.txt is not known as a table by its name; use a name that ends in .tsv, .csv or .jsonl, also with .gz, or \
-             set the format"
+            "x.txt is not known as a table by its name; use a name that ends in .tsv, .csv or .jsonl, also with .gz, \
+             or set the format"
                 .to_owned(),
         ),
         ("x.tsv", "", &named, none("x.tsv")),
@@ -219,7 +224,7 @@ fn refused_tables_have_exact_messages() {
             &by_number,
             "x.tsv, line 1: there is no column 2: the line has 2 columns, counted from 0".to_owned(),
         ),
-        ("x.tsv", "\na\tb\n", &named, "x.tsv, line 1: the first line is empty; correct the line".to_owned()),
+        ("x.tsv", "\na\tb\n", &named, "x.tsv, line 1: the first line is empty; remove it".to_owned()),
         (
             "x.jsonl",
             "{}",
@@ -236,38 +241,42 @@ fn refused_tables_have_exact_messages() {
             "x.jsonl",
             "{\"text\":null,\"label\":1}\n",
             &named,
-            "x.jsonl, line 1: `text` is neither a string nor a number nor a boolean; correct the line".to_owned(),
+            "x.jsonl, line 1: `text` is neither a string nor a number nor a boolean; correct it".to_owned(),
         ),
         (
             "x.jsonl",
             "[1]\n",
             &named,
-            "x.jsonl, line 1: this is not a JSON object, as {\"text\": \"...\"} is; correct the line".to_owned(),
+            "x.jsonl, line 1: this is not a JSON object; write one object per line, as {\"text\": \"...\"}".to_owned(),
         ),
         (
             "x.jsonl",
             "{\"text\":\n",
             &named,
-            "x.jsonl, line 1: this is not valid JSON: EOF while parsing a value at column 8; correct the line".to_owned(),
+            "x.jsonl, line 1: this is not valid JSON: EOF while parsing a value at column 8; \
+             write one object per line"
+                .to_owned(),
         ),
         (
             "x.csv",
             "text,label\na,b\n\"c\"d,e\n",
             &named,
-            format!("x.csv, line 3: there is text after a closing quote; {quote}; correct the line"),
+            format!("x.csv, line 3: there is text after a closing quote; {quote}"),
         ),
         (
             "x.csv",
             "text,label\na,b\n\"c,d\ne,f\n",
             &named,
-            "x.csv, line 3: a quote opens a field here and is never closed; double or remove it; correct the line"
+            "x.csv, line 3: a quote opens a field here and is never closed; close it, or write it \
+             inside quotes and twice"
                 .to_owned(),
         ),
         (
             "x.tsv",
             "text\tlabel\na\t\0\n",
             &named,
-            "x.tsv, line 2: there is a zero byte, so it is not text; fix the line, or convert the file to UTF-8 (`iconv`)"
+            "x.tsv, line 2: there is a zero byte, so it is not text; fix the line, or convert the \
+             file to UTF-8 (`iconv`)"
                 .to_owned(),
         ),
     ] {
@@ -294,7 +303,10 @@ proptest! {
                 prop_assert!(!file.is_empty());
                 let labels = LabelSet::found(file.labels());
                 let target = if with_labels { SequenceTarget::Class(&labels) } else { SequenceTarget::None };
-                let samples = SequenceSamples::new(&file, target, &tokenizer(), &config(8)).unwrap();
+                let Ok(samples) = SequenceSamples::new(&file, target, &tokenizer(), &config(8)) else {
+                    prop_assert!(file.labels().any(str::is_empty), "only empty labels are refused");
+                    continue;
+                };
                 let ids: Vec<u32> = (0..samples.len() as u32).rev().collect();
                 let batch = samples.collate(&ids).unwrap();
                 batch.check().unwrap();

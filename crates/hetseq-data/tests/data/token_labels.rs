@@ -172,10 +172,10 @@ proptest! {
         order in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
     ) {
         let names = ["O", "B-x", "I-x"];
-        let words = |words: &Vec<(String, usize)>| words.iter().map(|(word, label)| format!("{word}\t{}\n", names[*label])).collect::<String>();
-        let text: Vec<String> = sentences.iter().map(words).collect();
+        let line = |(word, label): &(String, usize)| format!("{word}\t{}\n", names[*label]);
+        let text: Vec<String> = sentences.iter().map(|words| words.iter().map(line).collect()).collect();
         let file = read(&text.join("\n"), ConllLabels::Required);
-        let config = TokenSampleConfig { max_seq_length, overlap_words, label_all, pad_to_multiple: 4, ..TokenSampleConfig::default() };
+        let config = TokenSampleConfig { overlap_words, label_all, ..config(max_seq_length) };
         let labels = LabelSet::found(names);
         let samples = TokenSamples::new(&file, Some(&labels), &tokenizer(), &config).unwrap();
 
@@ -196,7 +196,9 @@ proptest! {
         }
         let expected: BTreeMap<(usize, usize), i32> = (0..)
             .zip(&sentences)
-            .flat_map(|(sentence, words)| (0..).zip(words).map(move |(word, (_, label))| ((sentence, word), *label as i32)))
+            .flat_map(|(sentence, words)| {
+                (0..).zip(words).map(move |(word, (_, label))| ((sentence, word), *label as i32))
+            })
             .collect();
         prop_assert_eq!(found, expected);
 
@@ -209,6 +211,35 @@ proptest! {
         prop_assert_eq!(width as u32, ids.iter().map(|&id| lengths.tokens(id)).max().unwrap_or(0));
         for (row, &id) in ids.iter().enumerate() {
             prop_assert_eq!(row_of(&batch, row), row_of(&samples.collate(&[id]).unwrap(), 0));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_give_samples_or_an_error(
+        mut bytes in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(&b"ab\t\n\n O"[..])], 0..200),
+        is_gzip in prop::bool::weighted(0.1), max_seq_length in 8usize..20, label_all: bool, truncates: bool,
+    ) {
+        if is_gzip {
+            bytes.splice(..0, [0x1f, 0x8b, 8, 0]);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.conll");
+        // Most random bytes are not UTF-8.
+        for bytes in [String::from_utf8_lossy(&bytes).replace('\0', "").into_bytes(), bytes] {
+            std::fs::write(&path, bytes).unwrap();
+            let Ok(file) = ConllFile::read(&path, &ConllColumns::default(), ConllLabels::IfPresent) else { continue };
+            let labels = file.has_labels().then(|| LabelSet::found(file.label_names()));
+            let long_sentences = if truncates { LongSentences::Truncate } else { LongSentences::Windows };
+            let config = TokenSampleConfig { label_all, long_sentences, ..config(max_seq_length) };
+            let samples = TokenSamples::new(&file, labels.as_ref(), &tokenizer(), &config).unwrap();
+            let ids: Vec<u32> = (0..samples.len() as u32).collect();
+            let batch = samples.collate(&ids).unwrap();
+            batch.check().unwrap();
+            prop_assert!(batch.shape::<2>("input_ids").unwrap()[1] <= max_seq_length);
+            let words: usize = ids.iter().map(|&id| samples.positions_per_word(id).len()).sum();
+            prop_assert_eq!(words + samples.counts().lost_words, file.words());
         }
     }
 }

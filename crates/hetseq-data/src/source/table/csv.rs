@@ -1,8 +1,9 @@
 //! Splits CSV into records, by RFC 4180. Called by [`table`](super).
 //!
 //! Strict where a mistake would lose rows without a message: a quote that is never closed, and text
-//! after a closing quote. Common libraries accept both, and one stray quote then joins all rows up to
-//! the next quote. A quote inside an unquoted field is text, as in `5" disk`.
+//! after a closing quote. The `csv` crate accepts an unclosed quote, and the rest of the file
+//! becomes one field (BurntSushi/rust-csv, issues 252 and 289), so this is our own. A quote inside
+//! an unquoted field is text, as in `5" disk`.
 
 /// One record: its fields, or why they cannot be read.
 pub(super) type CsvRecord = Result<Vec<String>, CsvProblem>;
@@ -17,14 +18,15 @@ impl CsvProblem {
     pub(super) fn text(self) -> &'static str {
         match self {
             CsvProblem::AfterQuote => {
-                "there is text after a closing quote; a quote inside a quoted field is written twice, as in \"a \"\"b\"\" c\""
+                "there is text after a closing quote; write a quote inside a quoted field twice, as in \"a \"\"b\"\"\""
             }
         }
     }
 }
 
 /// What an unclosed quote is called in messages.
-pub(super) const UNCLOSED: &str = "a quote opens a field here and is never closed; double or remove it";
+pub(super) const UNCLOSED: &str =
+    "a quote opens a field here and is never closed; close it, or write it inside quotes and twice";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {

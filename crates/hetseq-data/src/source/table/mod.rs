@@ -9,8 +9,8 @@
 //! - The first line of TSV and CSV is a header if a column is given by name, or if
 //!   [`TableOptions::header`] says so.
 //! - All records of TSV and CSV must have as many columns as the first line.
-//! - An empty line is skipped, except in a table of one column, where it is an empty text: if it were
-//!   skipped, predictions would no longer belong to their lines.
+//! - An empty line is skipped, except in a table of one column, where it is an empty text: if it
+//!   were skipped, predictions would no longer belong to their lines.
 //! - Lines end with LF or CRLF; a byte order mark at the start is dropped; text must be UTF-8.
 
 mod csv;
@@ -174,7 +174,7 @@ impl TextTable {
             let is_empty = line.is_empty() && fields.len() == 1;
             let Some(RecordLayout { indices, first_line, columns: expected }) = &layout else {
                 if is_empty {
-                    return Err(self.bad(start, "the first line is empty"));
+                    return Err(self.bad(start, "the first line is empty; remove it"));
                 }
                 let indices = self.indices(&fields, start, header)?;
                 if !header {
@@ -244,11 +244,16 @@ impl TextTable {
             }
             let object = match serde_json::from_str(line) {
                 Ok(Value::Object(object)) => object,
-                Ok(_) => return Err(self.bad(number, "this is not a JSON object, as {\"text\": \"...\"} is")),
+                Ok(_) => {
+                    return Err(self
+                        .bad(number, "this is not a JSON object; write one object per line, as {\"text\": \"...\"}"));
+                }
                 Err(reason) => {
                     // The reason counts lines within this one line.
                     let reason = reason.to_string().replace(" at line 1 column ", " at column ");
-                    return Err(self.bad(number, &format!("this is not valid JSON: {reason}")));
+                    return Err(
+                        self.bad(number, &format!("this is not valid JSON: {reason}; write one object per line"))
+                    );
                 }
             };
             let mut cells = Vec::with_capacity(names.len());
@@ -257,7 +262,7 @@ impl TextTable {
                     Some(Value::String(text)) => text.clone(),
                     Some(value @ (Value::Number(_) | Value::Bool(_))) => value.to_string(),
                     Some(_) => {
-                        let problem = format!("`{name}` is neither a string nor a number nor a boolean");
+                        let problem = format!("`{name}` is neither a string nor a number nor a boolean; correct it");
                         return Err(self.bad(number, &problem));
                     }
                     None => {
