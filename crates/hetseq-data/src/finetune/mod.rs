@@ -36,12 +36,12 @@ mod token_samples;
 mod windows;
 
 pub use crate::source::conll::{ConllColumns, ConllFile, ConllLabels};
-pub use crate::source::table::{TableColumn, TableFormat, TableOptions, TextTable};
+pub use crate::source::table::{TableColumn, TableFile, TableFormat, TableOptions};
 pub use config::{LongSentences, SequenceSampleConfig, TokenSampleConfig};
 pub use label_set::LabelSet;
 pub use sequence_file::{SequenceColumns, SequenceFile};
 pub use sequence_samples::{SequenceSampleCounts, SequenceSamples, SequenceTarget};
-pub use tags::{TagReport, TagScheme};
+pub use tags::{TagPrefixes, TagReport};
 pub use token_samples::{TokenSampleCounts, TokenSamples, TokenWindow};
 
 /// The label of positions that have no loss, as in PyTorch and Hugging Face.

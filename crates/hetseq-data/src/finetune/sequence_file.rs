@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
-use crate::source::table::{TableColumn, TableOptions, TextTable};
+use crate::source::table::{TableColumn, TableFile, TableOptions};
 
 /// The columns of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ impl Default for SequenceColumns {
 /// Texts, or pairs of texts, with or without labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceFile {
-    table: TextTable,
+    table: TableFile,
     /// 1, or 2 for pairs. They are the first columns of the table.
     texts: usize,
     has_labels: bool,
@@ -47,7 +47,7 @@ impl SequenceFile {
         let SequenceColumns { text, second_text, label } = columns;
         let texts = [Some(text), second_text.as_ref()].into_iter().flatten();
         let request: Vec<TableColumn> = texts.chain(with_labels.then_some(label)).cloned().collect();
-        let table = TextTable::read(path, &request, options)?;
+        let table = TableFile::read(path, &request, options)?;
         Ok(SequenceFile { table, texts: 1 + usize::from(second_text.is_some()), has_labels: with_labels })
     }
 

@@ -15,7 +15,7 @@ use crate::source::conll::ConllFile;
 /// How tags mark the words of an entity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum TagScheme {
+pub enum TagPrefixes {
     /// `I`, and `B` only for an entity that directly follows another of its type.
     Iob1,
     /// `B` for the first word of every entity, `I` for the others. Also called BIO.
@@ -25,12 +25,12 @@ pub enum TagScheme {
     Iobes,
 }
 
-impl TagScheme {
+impl TagPrefixes {
     pub fn name(self) -> &'static str {
         match self {
-            TagScheme::Iob1 => "IOB1",
-            TagScheme::Iob2 => "IOB2",
-            TagScheme::Iobes => "IOBES",
+            TagPrefixes::Iob1 => "IOB1",
+            TagPrefixes::Iob2 => "IOB2",
+            TagPrefixes::Iobes => "IOBES",
         }
     }
 }
@@ -39,7 +39,7 @@ impl TagScheme {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TagReport {
     /// The given or detected scheme; `None` if the labels are not entity tags.
-    pub scheme: Option<TagScheme>,
+    pub scheme: Option<TagPrefixes>,
     /// Words whose tag breaks the scheme.
     pub malformed_tags: usize,
     /// Sentences with such words.
@@ -53,7 +53,7 @@ impl TagReport {
     ///
     /// Detected is IOBES if a tag has the prefix `E` or `S`, else IOB1 or IOB2, whichever fewer
     /// tags break; IOB2 if they are equal.
-    pub fn new(file: &ConllFile, scheme: Option<TagScheme>) -> Self {
+    pub fn new(file: &ConllFile, scheme: Option<TagPrefixes>) -> Self {
         let tags: Vec<Option<Tag>> = file.label_names().iter().map(|label| Tag::parse(label)).collect();
         let check = |scheme| Self::compare(file, &tags, scheme);
         if let Some(scheme) = scheme {
@@ -64,13 +64,13 @@ impl TagReport {
             return TagReport { scheme: None, malformed_tags: 0, malformed_sentences: 0, first: None };
         }
         if has(&[Prefix::E, Prefix::S]) {
-            return check(TagScheme::Iobes);
+            return check(TagPrefixes::Iobes);
         }
-        let [one, two] = [TagScheme::Iob1, TagScheme::Iob2].map(check);
+        let [one, two] = [TagPrefixes::Iob1, TagPrefixes::Iob2].map(check);
         if one.malformed_tags < two.malformed_tags { one } else { two }
     }
 
-    fn compare(file: &ConllFile, tags: &[Option<Tag>], scheme: TagScheme) -> Self {
+    fn compare(file: &ConllFile, tags: &[Option<Tag>], scheme: TagPrefixes) -> Self {
         let tag = |word: usize| tags.get(*file.label_indices().get(word)? as usize).copied().flatten();
         let mut report = TagReport { scheme: Some(scheme), malformed_tags: 0, malformed_sentences: 0, first: None };
         for sentence in 0..file.sentences() {
@@ -140,19 +140,21 @@ impl<'a> Tag<'a> {
     }
 
     /// Whether a scheme allows this tag between its neighbours in the sentence.
-    fn fits(self, scheme: TagScheme, previous: Option<Tag<'_>>, next: Option<Tag<'_>>) -> bool {
+    fn fits(self, scheme: TagPrefixes, previous: Option<Tag<'_>>, next: Option<Tag<'_>>) -> bool {
         let is = |tag: Option<Tag<'_>>, prefixes: [Prefix; 2]| {
             tag.is_some_and(|tag| tag.kind == self.kind && prefixes.contains(&tag.prefix))
         };
         let follows = || is(previous, [Prefix::B, Prefix::I]);
         let continues = || is(next, [Prefix::I, Prefix::E]);
         match (scheme, self.prefix) {
-            (_, Prefix::O) | (TagScheme::Iob1, Prefix::I) | (TagScheme::Iob2, Prefix::B) => true,
-            (TagScheme::Iobes, Prefix::S) => true,
-            (TagScheme::Iob1, Prefix::B) | (TagScheme::Iob2, Prefix::I) | (TagScheme::Iobes, Prefix::E) => follows(),
-            (TagScheme::Iobes, Prefix::B) => continues(),
-            (TagScheme::Iobes, Prefix::I) => follows() && continues(),
-            (TagScheme::Iob1 | TagScheme::Iob2, Prefix::E | Prefix::S) => false,
+            (_, Prefix::O) | (TagPrefixes::Iob1, Prefix::I) | (TagPrefixes::Iob2, Prefix::B) => true,
+            (TagPrefixes::Iobes, Prefix::S) => true,
+            (TagPrefixes::Iob1, Prefix::B) | (TagPrefixes::Iob2, Prefix::I) | (TagPrefixes::Iobes, Prefix::E) => {
+                follows()
+            }
+            (TagPrefixes::Iobes, Prefix::B) => continues(),
+            (TagPrefixes::Iobes, Prefix::I) => follows() && continues(),
+            (TagPrefixes::Iob1 | TagPrefixes::Iob2, Prefix::E | Prefix::S) => false,
         }
     }
 }
@@ -163,7 +165,7 @@ mod tests {
     use crate::source::conll::{ConllColumns, ConllLabels};
 
     /// The report of sentences, which are separated by `|`.
-    fn report(labels: &str, scheme: Option<TagScheme>) -> TagReport {
+    fn report(labels: &str, scheme: Option<TagPrefixes>) -> TagReport {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.conll");
         let line = |label: &str| if label == "|" { "\n".to_owned() } else { format!("w\t{label}\n") };
@@ -176,12 +178,12 @@ mod tests {
         for (labels, expected) in [
             ("O O O", None),
             ("NN VB O", None),
-            ("B-x I-x O B-y B-y", Some(TagScheme::Iob2)),
-            ("I-x I-x O I-y B-y", Some(TagScheme::Iob1)),
-            ("O | B-x", Some(TagScheme::Iob2)),
-            ("I-x O", Some(TagScheme::Iob1)),
-            ("B-x E-x O S-y", Some(TagScheme::Iobes)),
-            ("B I O", Some(TagScheme::Iob2)),
+            ("B-x I-x O B-y B-y", Some(TagPrefixes::Iob2)),
+            ("I-x I-x O I-y B-y", Some(TagPrefixes::Iob1)),
+            ("O | B-x", Some(TagPrefixes::Iob2)),
+            ("I-x O", Some(TagPrefixes::Iob1)),
+            ("B-x E-x O S-y", Some(TagPrefixes::Iobes)),
+            ("B I O", Some(TagPrefixes::Iob2)),
         ] {
             let report = report(labels, None);
             assert_eq!((report.scheme, report.malformed_tags), (expected, 0), "{labels}");
@@ -190,7 +192,7 @@ mod tests {
 
     #[test]
     fn malformed_tags_are_counted_where_they_are() {
-        use TagScheme::{Iob1, Iob2, Iobes};
+        use TagPrefixes::{Iob1, Iob2, Iobes};
         for (labels, scheme, tags, sentences, first) in [
             ("B-x I-y O I-x | I-x I-x | O", Iob2, 3, 2, Some((2, "I-y"))),
             // A sentence begins without a word before it.

@@ -79,7 +79,7 @@ pub struct TableOptions {
 
 /// The requested columns of all records.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TextTable {
+pub struct TableFile {
     path: PathBuf,
     columns: Vec<TableColumn>,
     /// The first line of each record, from 1.
@@ -97,12 +97,12 @@ struct RecordLayout {
     columns: usize,
 }
 
-impl TextTable {
+impl TableFile {
     /// Reads columns of a file, gzipped or not, or of standard input if the path is `-`.
     pub fn read(path: &Path, columns: &[TableColumn], options: &TableOptions) -> Result<Self, DataError> {
         let format = options.format.map_or_else(|| TableFormat::of(path), Ok)?;
         let mut lines = Lines::open(path)?;
-        let mut table = TextTable {
+        let mut table = TableFile {
             path: lines.path().to_owned(),
             columns: columns.to_vec(),
             lines: Vec::new(),
