@@ -1,12 +1,14 @@
 //! From files to updates: sources, the batch plan and the cursor.
 //!
 //! The modules follow the data. A [`source`] holds samples. A [`plan`] decides which samples form
-//! update `k`. [`augment`] transforms a sample on its way to the device. A micro-batch becomes named
-//! [`arrays`]. A [`cursor`] is all that resuming needs. `hetseq-balance` decides which device computes which samples of an update.
+//! update `k`. [`augment`] transforms a sample on its way to the device. A micro-batch becomes
+//! named [`arrays`]. A [`cursor`] is all that resuming needs. `hetseq-balance` decides which device
+//! computes which samples of an update.
 //!
 //! Text takes more steps: [`prep`] reads it, [`tokenize`] turns it into tokens, [`source`] stores
 //! the tokens in shards, and [`pretrain`] or [`translate`] makes samples from the shards. [`mask`]
-//! masks tokens for pre-training.
+//! masks tokens for pre-training. Labelled text is small: [`finetune`] reads and tokenizes it when
+//! a run starts.
 //!
 //! Nothing here depends on tensors, networks or peers. `plan` does no I/O, reads no clock and uses
 //! only keyed random numbers. Every rank calls it with the same arguments and gets the same bits,
@@ -31,6 +33,7 @@ pub mod arrays;
 pub mod augment;
 pub mod cursor;
 pub mod error;
+pub mod finetune;
 mod fingerprint;
 pub mod mask;
 pub mod plan;
@@ -46,6 +49,7 @@ pub use augment::resample::{Normalize, resample};
 pub use augment::view::{Crop, View};
 pub use cursor::Cursor;
 pub use error::DataError;
+pub use finetune::{LabelSet, SequenceSamples, TokenSamples};
 pub use fingerprint::fingerprint;
 pub use mask::Masking;
 pub use plan::{EpochPlan, GlobalBatch, Padding, PlanSpec, SampleLengths, Update};

@@ -1,5 +1,5 @@
 //! Everything observable: the `events` of a run with their sinks and report, and `scores` of
-//! translations.
+//! translations and other predictions.
 //!
 //! The trainer on rank 0 emits events. During a run, nothing else writes to `metrics.jsonl` or to
 //! the terminal.
@@ -13,3 +13,5 @@ pub use events::sink::{Background, Console, Journal, Sink, terminal};
 pub use events::{Change, Event, RankReport, RankSeconds, WorkerReport, WorkerTotals};
 pub use format::{bytes, duration, median, thousands};
 pub use scores::{Bleu, BleuSums, BleuTokenizer, Chrf, ChrfSums, Corpus, SACREBLEU, Smoothing, UnequalLines};
+pub use scores::{ClassSums, CorrelationSums, F1Averages, F1Score, LabelCounts, ScoreError, spearman};
+pub use scores::{EntityReport, EntitySpan, EntitySums, TagScheme, entity_spans, entity_types};

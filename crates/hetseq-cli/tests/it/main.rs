@@ -26,6 +26,7 @@ mod divergence;
 mod early_stop;
 mod eval;
 mod exact;
+mod fine_tuning;
 mod gpu;
 mod help;
 mod images;

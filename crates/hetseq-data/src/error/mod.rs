@@ -4,17 +4,23 @@
 //! where, and what to do. Sources return it; the plan and the cursor cannot fail.
 
 mod corpus_error;
+mod finetune_error;
 
 use std::io;
 use std::path::PathBuf;
 
 pub use corpus_error::CorpusError;
+pub use finetune_error::FinetuneError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// An error of a text corpus.
     #[error(transparent)]
     Corpus(#[from] CorpusError),
+
+    /// An error of labelled text.
+    #[error(transparent)]
+    Finetune(#[from] FinetuneError),
 
     /// `reason` comes from `fs_err` and already names the path and the operation.
     #[error("{reason}; check the path, its permissions and the free space")]

@@ -2,10 +2,12 @@
 //! random.
 //!
 //! Tasks call these when a run starts, and [`decoded_image`] also during the run. Training never
-//! reads [`text`]: [`prep`](crate::prep) turns it into shards before.
+//! reads [`text`]: [`prep`](crate::prep) turns it into shards before. Labelled text, [`conll`] and
+//! [`table`], is small, so [`finetune`](crate::finetune) reads it when a run starts.
 
 pub mod bytes;
 pub mod checksum;
+pub mod conll;
 pub mod corpus;
 pub mod decoded_image;
 pub mod digits;
@@ -15,6 +17,7 @@ pub mod idx;
 pub mod parallel_corpus;
 pub mod rows;
 mod sigbus;
+pub mod table;
 pub mod text;
 pub mod tokens;
 

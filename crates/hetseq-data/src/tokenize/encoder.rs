@@ -1,4 +1,5 @@
-//! Encodes sentences for BERT, with a cache. Called by [`prep`](crate::prep).
+//! Encodes sentences for BERT, with a cache. Called by [`prep`](crate::prep) and
+//! [`finetune`](crate::finetune).
 
 use std::collections::HashMap;
 
@@ -40,16 +41,17 @@ impl ChunkCache {
 
 /// Encodes sentences into the ids of `BertTokenizerFast`, with two exceptions: `<unk>`, which
 /// corpora write for a removed word, becomes the unknown token, and WikiText's `@-@`, `@,@` and
-/// `@.@` become `-`, `,` and `.`.
+/// `@.@` become `-`, `,` and `.`. [`Tokenizer::plain_encoder`] makes no exceptions.
 pub struct TextEncoder<'a> {
     tokenizer: &'a Tokenizer,
+    decodes_escapes: bool,
     cache: ChunkCache,
     buffer: String,
 }
 
 impl<'a> TextEncoder<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        TextEncoder { tokenizer, cache: ChunkCache::default(), buffer: String::new() }
+    pub(super) fn new(tokenizer: &'a Tokenizer, decodes_escapes: bool) -> Self {
+        TextEncoder { tokenizer, decodes_escapes, cache: ChunkCache::default(), buffer: String::new() }
     }
 
     /// Appends the ids of a sentence, without special tokens.
@@ -77,11 +79,12 @@ impl<'a> TextEncoder<'a> {
             return Ok(());
         }
         let start = ids.len();
-        if chunk == UNKNOWN_CHUNK {
+        if self.decodes_escapes && chunk == UNKNOWN_CHUNK {
             ids.push(self.tokenizer.vocabulary().special.unk);
         } else {
             let mut result = Ok(());
-            words.for_each(unescape(chunk), &mut self.buffer, |word| match model.tokenize(word) {
+            let text = if self.decodes_escapes { unescape(chunk) } else { chunk };
+            words.for_each(text, &mut self.buffer, |word| match model.tokenize(word) {
                 Ok(pieces) => ids.extend(pieces.iter().map(|piece| piece.id)),
                 Err(reason) => result = Err(failed(reason)),
             });

@@ -133,7 +133,13 @@ impl Tokenizer {
 
     /// Returns an encoder of sentences, with a cache of words.
     pub fn encoder(&self) -> TextEncoder<'_> {
-        TextEncoder::new(self)
+        TextEncoder::new(self, true)
+    }
+
+    /// Returns an encoder that does not decode the escapes of corpora, so that its ids are exactly
+    /// those of `BertTokenizerFast`. For labelled text.
+    pub fn plain_encoder(&self) -> TextEncoder<'_> {
+        TextEncoder::new(self, false)
     }
 
     /// Returns the names and contents of its files, `tokenizer.json` last.

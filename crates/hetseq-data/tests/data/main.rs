@@ -2,6 +2,8 @@
 //! once.
 
 #[cfg(test)]
+mod conll_files;
+#[cfg(test)]
 mod folder;
 #[cfg(test)]
 mod hdf5;
@@ -14,7 +16,13 @@ mod prep;
 #[cfg(test)]
 mod resample;
 #[cfg(test)]
+mod sequence_labels;
+#[cfg(test)]
 mod shards;
+#[cfg(test)]
+mod split_words;
+#[cfg(test)]
+mod token_labels;
 #[cfg(test)]
 mod tokenizer;
 #[cfg(test)]

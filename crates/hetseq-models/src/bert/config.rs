@@ -1,6 +1,8 @@
 //! The configuration of a BERT, with the keys of Hugging Face's `config.json` and Google's
 //! `bert_config.json`. Reads both.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::activation::Activation;
@@ -25,6 +27,9 @@ pub struct BertConfig {
     pub layer_norm_eps: f64,
     /// Its embedding is initially zero. Null: no embedding is.
     pub pad_token_id: Option<usize>,
+    /// Dropout before a classifier; by default that of the hidden states.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classifier_dropout: Option<f64>,
 }
 
 impl Default for BertConfig {
@@ -43,6 +48,7 @@ impl Default for BertConfig {
             initializer_range: 0.02,
             layer_norm_eps: 1e-12,
             pad_token_id: Some(0),
+            classifier_dropout: None,
         }
     }
 }
@@ -124,17 +130,28 @@ impl BertConfig {
         Ok(config)
     }
 
-    /// A `config.json` for transformers.
-    pub fn to_json(&self) -> serde_json::Result<String> {
+    /// A `config.json` for transformers' class `architecture`. `labels` are those of its classifier,
+    /// in the order of its outputs; none for a model without one.
+    pub fn to_json(&self, architecture: &str, labels: &[String]) -> serde_json::Result<String> {
         #[derive(Serialize)]
         struct ConfigFile<'a> {
-            architectures: [&'static str; 1],
+            architectures: [&'a str; 1],
             model_type: &'static str,
             #[serde(flatten)]
             config: &'a BertConfig,
+            #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+            id2label: BTreeMap<usize, &'a str>,
+            #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+            label2id: BTreeMap<&'a str, usize>,
         }
-        let file = ConfigFile { architectures: ["BertForPreTraining"], model_type: "bert", config: self };
-        serde_json::to_string_pretty(&file)
+        let numbered = || labels.iter().map(String::as_str).enumerate();
+        serde_json::to_string_pretty(&ConfigFile {
+            architectures: [architecture],
+            model_type: "bert",
+            config: self,
+            id2label: numbered().collect(),
+            label2id: numbered().map(|(id, label)| (label, id)).collect(),
+        })
     }
 
     /// Checks that all values are supported.
@@ -158,6 +175,7 @@ impl BertConfig {
         for (key, rate) in [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
+            ("classifier_dropout", self.classifier_dropout.unwrap_or(0.0)),
         ] {
             check_rate(key, rate)?;
         }
@@ -207,11 +225,18 @@ mod tests {
         for hidden_act in [Activation::Gelu, Activation::GeluNew, Activation::Relu, Activation::Silu] {
             let config =
                 BertConfig { hidden_act, pad_token_id: None, layer_norm_eps: 1e-12, ..BertSize::Mini.config() };
-            assert_eq!(BertConfig::from_json(&config.to_json().unwrap()).unwrap(), config);
+            let text = config.to_json("BertForPreTraining", &[]).unwrap();
+            assert_eq!(BertConfig::from_json(&text).unwrap(), config);
         }
-        let written: serde_json::Value = serde_json::from_str(&BertConfig::default().to_json().unwrap()).unwrap();
+        let json = |labels: &[String]| -> serde_json::Value {
+            serde_json::from_str(&BertConfig::default().to_json("BertForPreTraining", labels).unwrap()).unwrap()
+        };
+        let written = json(&[]);
         assert_eq!(written["architectures"][0], "BertForPreTraining");
         assert_eq!(written["model_type"], "bert");
+        assert!(written.get("id2label").is_none() && written.get("classifier_dropout").is_none());
+        let written = json(&["O".to_owned(), "B-person".to_owned()]);
+        assert_eq!((&written["id2label"]["1"], &written["label2id"]["B-person"]), (&"B-person".into(), &1.into()));
     }
 
     #[test]

@@ -1,30 +1,31 @@
-//! BERT for pre-training (Devlin et al., 2019): masked-word and next-sentence prediction. The data
-//! and the task are elsewhere.
+//! BERT (Devlin et al., 2019): for pre-training here, with masked-word and next-sentence
+//! prediction; for fine-tuning in `classifier.rs`. The data and the tasks are elsewhere.
 //!
 //! Fields have the names of Hugging Face's `BertForPreTraining`. So parameters have its names,
 //! shapes and initial values, and checkpoints can be exchanged in both directions.
 #![allow(non_snake_case, reason = "LayerNorm is the layer's name in every published checkpoint")]
 
+mod classifier;
 mod config;
 mod embeddings;
 mod encoder;
 mod heads;
 mod names;
+mod trunk;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hetseq_random::Key;
 
 use crate::attention::padding_mask;
-use crate::layers::Linear;
 use crate::recompute::Tape;
 use crate::{Init, Network};
+pub use classifier::BertClassifier;
 pub use config::{BertConfig, BertSize};
-use embeddings::Embeddings;
-use encoder::BertEncoder;
 use heads::Heads;
 pub use heads::{HeadOutput, Labelled};
 pub use names::parameter_name;
+use trunk::{Trunk, TrunkInit};
 
 /// A micro-batch on the device: sequences padded to one length.
 #[derive(Debug, Clone)]
@@ -57,72 +58,37 @@ pub struct Bert {
     bert: Trunk,
     cls: Heads,
     #[module(skip)]
-    initializer_range: f64,
-    #[module(skip)]
-    pad_token_id: Option<usize>,
-}
-
-#[derive(Module, Debug)]
-struct Trunk {
-    embeddings: Embeddings,
-    encoder: BertEncoder,
-    pooler: Pooler,
-}
-
-#[derive(Module, Debug)]
-struct Pooler {
-    dense: Linear,
+    init: TrunkInit,
 }
 
 impl Network for Bert {
-    /// As in transformers: weights normal (not truncated), the embedding of padding zero, biases
-    /// zero, norms the identity.
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        let std = self.initializer_range;
-        match (shape, self.pad_token_id) {
-            (&[_, width], Some(row)) if name == "bert.embeddings.word_embeddings.weight" => {
-                Init::NormalExceptRow { std, width, row }
-            }
-            ([_, _], _) => Init::Normal { std },
-            _ if name.ends_with("bias") => Init::Constant(0.0),
-            _ => Init::Constant(1.0),
-        }
+        self.init.of(name, shape)
     }
 }
 
 impl Bert {
     /// The config must be valid, see [`BertConfig::validate`].
     pub fn new(config: &BertConfig, device: &Device) -> Self {
-        let bert = Trunk {
-            embeddings: Embeddings::new(config, device),
-            encoder: BertEncoder::new(config, device),
-            pooler: Pooler { dense: Linear::new(config.hidden_size, config.hidden_size, device) },
-        };
-        let (initializer_range, pad_token_id) = (config.initializer_range, config.pad_token_id);
-        Bert { bert, cls: Heads::new(config, device), initializer_range, pad_token_id }
+        Bert { bert: Trunk::new(config, true, device), cls: Heads::new(config, device), init: TrunkInit::new(config) }
     }
 
     /// The last hidden states [sample, position, feature]; those of the padding are meaningless.
     /// `keys` as in [`hetseq_kernels::dropout`]: one per sample, none when evaluating. With a tape,
     /// the inner values of the layers are recomputed in the backward pass.
     pub fn hidden(&self, input: &BertInput, keys: &[Key], tape: Option<&Tape>) -> Tensor<3> {
-        let x = self.bert.embeddings.forward(input, keys);
-        self.bert.encoder.forward(x, input.padding.as_ref(), keys, tape)
+        self.bert.hidden(input, keys, tape)
     }
 
     /// One vector per sample, computed from its first position.
     pub fn pooled(&self, hidden: Tensor<3>) -> Tensor<2> {
-        let [samples, _, width] = hidden.dims();
-        let first = hidden.narrow(1, 0, 1).reshape([samples, width]);
-        self.bert.pooler.dense.forward(first).tanh()
+        self.bert.pooled(hidden)
     }
 
     /// Word logits [position, word] at the positions `at` (`row * positions + column`). Only
     /// computed there, because the vocabulary is large and few words are masked.
     pub fn masked_logits(&self, hidden: Tensor<3>, at: Tensor<1, Int>) -> Tensor<2> {
-        let [samples, positions, width] = hidden.dims();
-        let selected = hidden.reshape([samples * positions, width]).select(0, at);
-        self.cls.predictions.forward(selected, self.bert.embeddings.word_embeddings.weight.val())
+        self.cls.predictions.forward(trunk::positions_at(hidden, at), self.bert.word_embeddings())
     }
 
     /// Logits [sample, class]: class 0 if the second sentence follows the first, else class 1.

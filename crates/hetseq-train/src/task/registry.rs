@@ -17,6 +17,7 @@ use crate::error::TrainError;
 use crate::inference::{self, GenerateOptions, Generator};
 use crate::run::{self, RunOptions};
 use crate::tasks::bert::BertTask;
+use crate::tasks::fine_tuning::{SequenceClassification, TokenClassification};
 use crate::tasks::images::ImageTask;
 use crate::tasks::synthetic_bert::SyntheticBert;
 use crate::tasks::translation::{TranslationTask, Translator};
@@ -38,6 +39,8 @@ impl Tasks {
         Tasks::default()
             .with::<ImageTask>()
             .with::<BertTask>()
+            .with::<TokenClassification>()
+            .with::<SequenceClassification>()
             .with::<TranslationTask>()
             .with_inference::<Translator>()
             .with::<SyntheticBert>()

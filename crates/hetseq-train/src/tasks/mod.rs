@@ -1,6 +1,7 @@
 //! The built-in tasks. Users add their own with [`Tasks::with`](crate::Tasks::with).
 
 pub mod bert;
+pub mod fine_tuning;
 pub mod images;
 pub mod synthetic_bert;
 pub mod translation;

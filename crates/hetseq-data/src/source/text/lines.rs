@@ -51,12 +51,12 @@ impl Lines {
         self.path().display().to_string()
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::source) fn path(&self) -> &Path {
         &self.file.path
     }
 
     /// Number of lines read so far.
-    pub(super) fn lines_read(&self) -> usize {
+    pub(in crate::source) fn lines_read(&self) -> usize {
         self.lines
     }
 

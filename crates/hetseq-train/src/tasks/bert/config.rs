@@ -1,13 +1,12 @@
-//! The `[task]` table of BERT pre-training, and the model configuration derived from it.
+//! The `[task]` table of BERT pre-training.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use fs_err as fs;
 use hetseq_data::{Masking, PretrainConfig};
-use hetseq_models::bert::{BertConfig, BertSize};
+use hetseq_models::bert::BertSize;
 use serde::{Deserialize, Serialize};
 
-use crate::task::TaskError;
+use super::ModelKeys;
 
 /// The `[task]` table of `bert-pretrain`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,47 +88,11 @@ impl BertTaskConfig {
         }
     }
 
-    /// The model's config and the file it was read from. `vocabulary` is the tokenizer's number of
-    /// tokens, used for a published size.
-    pub(super) fn model(&self, vocabulary: Option<usize>) -> Result<(BertConfig, Option<PathBuf>), TaskError> {
-        if self.model.is_some() && self.config.is_some() {
-            let reason = "task.model and task.config both define the model; remove one of them";
-            return Err(TaskError::Other(reason.to_owned()));
-        }
-        let next_to_weights = || self.init.as_ref().map(|dir| dir.join(MODEL_CONFIG)).filter(|file| file.exists());
-        let (mut config, file) = match (self.model, self.config.clone().or_else(next_to_weights)) {
-            (Some(size), _) => {
-                let config = size.config();
-                (BertConfig { vocab_size: vocabulary.unwrap_or(config.vocab_size), ..config }, None)
-            }
-            (None, Some(file)) => (read(&file)?, Some(file)),
-            (None, None) => {
-                let why = self.init.as_ref().map_or_else(String::new, |init| {
-                    format!("there is no {MODEL_CONFIG} in task.init = {}; ", init.display())
-                });
-                return Err(TaskError::Other(format!(
-                    "{why}define the model: task.model = \"tiny\", \"mini\", \"small\", \"medium\", \"base\" or \"large\", \
-                     or task.config = a config.json, or task.init = a Hugging Face directory"
-                )));
-            }
-        };
-        if let Some(rate) = self.dropout {
-            (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (rate, rate);
-            if !(0.0..1.0).contains(&rate) {
-                return Err(TaskError::Other(format!("task.dropout = {rate} must be at least 0 and below 1")));
-            }
-        }
-        Ok((config, file))
+    /// The keys that define the model.
+    pub(super) fn model_keys(&self) -> ModelKeys<'_> {
+        let (config, init) = (self.config.as_deref(), self.init.as_deref());
+        ModelKeys { size: self.model, config, init, dropout: self.dropout }
     }
-}
-
-pub(super) const MODEL_CONFIG: &str = "config.json";
-
-fn read(file: &Path) -> Result<BertConfig, TaskError> {
-    // A directory means the file in it.
-    let file = if file.is_dir() { file.join(MODEL_CONFIG) } else { file.to_owned() };
-    let text = fs::read_to_string(&file).map_err(|error| TaskError::Other(error.to_string()))?;
-    BertConfig::from_json(&text).map_err(|error| TaskError::Other(format!("{}: {error}", file.display())))
 }
 
 fn yes() -> bool {

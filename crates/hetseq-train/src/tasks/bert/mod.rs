@@ -3,6 +3,7 @@
 //! data and `hetseq_models::bert` the network. Every checkpoint is a Hugging Face directory.
 
 mod config;
+mod model_keys;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,7 @@ use crate::task::{
 };
 
 pub use config::BertTaskConfig;
-use config::MODEL_CONFIG;
+pub(crate) use model_keys::{MODEL_CONFIG, ModelKeys};
 
 /// The task.
 pub struct BertTask {
@@ -78,7 +79,7 @@ impl Task for BertTask {
     fn open(config: &BertTaskConfig) -> Result<Self, TaskError> {
         let tokenizer = tokenizer(config)?;
         let vocabulary = tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary());
-        let (mut model, file) = config.model(vocabulary.map(|vocabulary| vocabulary.size()))?;
+        let (mut model, file) = config.model_keys().model(vocabulary.map(|vocabulary| vocabulary.size()))?;
         if let (Some(vocabulary), None) = (vocabulary, &file) {
             model.pad_token_id = Some(vocabulary.special.pad as usize);
         }
@@ -93,7 +94,9 @@ impl Task for BertTask {
         for data in [Some(&train), valid.as_ref()].into_iter().flatten() {
             fits(&model, data, config).map_err(|reason| TaskError::Other(format!("{named}: {reason}")))?;
         }
-        let files = files(&model, tokenizer.as_ref())?;
+        let text = model.to_json("BertForPreTraining", &[]);
+        let text = text.map_err(|error| format!("{MODEL_CONFIG}: {error}"))?;
+        let files = model_files(text, tokenizer.as_ref())?;
         Ok(BertTask { config: config.clone(), model, train, valid, files })
     }
 
@@ -199,10 +202,10 @@ fn fits(model: &BertConfig, data: &PretrainData, config: &BertTaskConfig) -> Res
     Ok(())
 }
 
-/// The files that make a checkpoint a Hugging Face directory.
-fn files(model: &BertConfig, tokenizer: Option<&Tokenizer>) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
-    let text = model.to_json().map_err(|error| TaskError::Other(format!("{MODEL_CONFIG}: {error}")))?;
-    let mut files = vec![(MODEL_CONFIG.to_owned(), text.into_bytes())];
+/// The files that make a checkpoint a Hugging Face directory: the model's `config.json`, and the
+/// tokenizer.
+pub(crate) fn model_files(config: String, tokenizer: Option<&Tokenizer>) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+    let mut files = vec![(MODEL_CONFIG.to_owned(), config.into_bytes())];
     if let Some(tokenizer) = tokenizer {
         files.extend(tokenizer.files()?.map(|(name, content)| (name.to_owned(), content.into_bytes())));
     }

@@ -9,15 +9,15 @@ fn config(text: &str) -> BertTaskConfig {
 }
 
 fn refusal(text: &str) -> String {
-    config(text).model(None).unwrap_err().to_string()
+    config(text).model_keys().model(None).unwrap_err().to_string()
 }
 
 #[test]
 fn a_published_size_uses_the_vocabulary_of_the_data() {
-    let (model, file) = config("model = \"mini\"\ndropout = 0.2").model(Some(1234)).unwrap();
+    let (model, file) = config("model = \"mini\"\ndropout = 0.2").model_keys().model(Some(1234)).unwrap();
     assert_eq!((model.vocab_size, model.hidden_size, file), (1234, 256, None));
     assert_eq!((model.hidden_dropout_prob, model.attention_probs_dropout_prob), (0.2, 0.2));
-    assert_eq!(config("model = \"mini\"").model(None).unwrap().0.vocab_size, 30_522);
+    assert_eq!(config("model = \"mini\"").model_keys().model(None).unwrap().0.vocab_size, 30_522);
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn the_config_of_the_initial_weights_applies_unless_another_is_set() {
     write(&init.join("config.json"), 96);
     write(&other, 48);
     let key = |key: &str, path: &Path| format!("{key} = \"{}\"\n", path.display());
-    let width = |text: &str| config(text).model(None).unwrap().0.hidden_size;
+    let width = |text: &str| config(text).model_keys().model(None).unwrap().0.hidden_size;
     assert_eq!(width(&key("init", &init)), 96);
     assert_eq!(width(&(key("init", &init) + &key("config", &other))), 48);
     assert_eq!(width(&(key("init", &init) + "model = \"tiny\"")), 128);
