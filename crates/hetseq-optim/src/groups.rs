@@ -9,8 +9,9 @@ use crate::{Layout, LayoutEntry, OptimError, decays, layer_decay};
 /// The settings of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParameterGroup {
-    /// The parameter's learning rate is `lr * lr_scale`, one multiplication in `f32`, in every place
-    /// where the rule uses a learning rate, decoupled weight decay included. Finite and at least 0.
+    /// The parameter's learning rate is `lr * lr_scale`, one multiplication in `f32`. It applies
+    /// wherever the rule uses a learning rate, decoupled weight decay included. Finite and at least
+    /// 0.
     ///
     /// With 0, steps leave every bit of the parameter unchanged but update its moments.
     pub lr_scale: f32,

@@ -13,7 +13,8 @@ use super::{OptimizerConfig, OptimizerName};
 use crate::ParameterGroup;
 use crate::flat::{flag, is_clear};
 
-/// The scalars of one step for one parameter group; so are the others.
+// Each struct holds the scalars of one step for one parameter group.
+
 pub(super) struct SgdScalars {
     scale: f32,
     l2: f32,

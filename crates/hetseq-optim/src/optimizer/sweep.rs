@@ -42,8 +42,8 @@ impl Sweep<'_> {
                 let moments = moments.each_mut().map(|moment| &mut moment[at.clone()]);
                 let (p, g) = (&mut p[at.clone()], &g[at]);
                 is_finite &= if self.runs.is_frozen(group) {
-                    // A step with a rate of 0 would turn some -0 into 0, and all values into NaN
-                    // where the gradient is infinite. The kernels need no branch for it this way.
+                    // With a rate of 0 the kernel would turn some -0 into 0, and a parameter with
+                    // an infinite gradient into NaN. A copy keeps this branch out of the kernels.
                     kernel(&mut p.to_vec(), g, moments, &scalars[group])
                 } else {
                     kernel(p, g, moments, &scalars[group])

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use hetseq_optim::{Layout, Optimizer, OptimizerConfig, ParameterGroup, ParameterGroups, clip_factor, global_norm};
+use hetseq_optim::{Layout, OptimError, Optimizer, OptimizerConfig, ParameterGroup, ParameterGroups};
+use hetseq_optim::{clip_factor, global_norm};
 use serde::Deserialize;
 
 const FIXTURE: &str = include_str!("../fixtures/optimizers.json");
@@ -41,16 +42,16 @@ struct Case {
 }
 
 impl Case {
-    fn optimizer(&self, layout: &Layout) -> Optimizer {
-        let Some(groups) = &self.groups else { return Optimizer::new(&self.config, layout).unwrap() };
+    fn optimizer(&self, layout: &Layout) -> Result<Optimizer, OptimError> {
+        let Some(groups) = &self.groups else { return Optimizer::new(&self.config, layout) };
         assert_eq!(groups.len(), layout.entries().len(), "{}", self.title);
         let names = layout.entries().iter().map(|entry| &entry.name);
         let by_name: BTreeMap<&String, (f32, bool)> = names.zip(groups.iter().copied()).collect();
         let groups = ParameterGroups::new(layout, |entry| {
             let (lr_scale, decays) = by_name[&entry.name];
             ParameterGroup { lr_scale, decays }
-        });
-        Optimizer::with_groups(&self.config, layout, &groups.unwrap()).unwrap()
+        })?;
+        Optimizer::with_groups(&self.config, layout, &groups)
     }
 }
 
@@ -94,7 +95,7 @@ fn optimizers_equal_their_references() {
         let layout = Layout::new(case.shapes.clone()).unwrap();
         let mut stream = Stream(case.seed);
         let mut parameters = stream.fill(&layout);
-        let mut optimizer = case.optimizer(&layout);
+        let mut optimizer = case.optimizer(&layout).unwrap();
         for step in 1..=20 {
             let gradients = stream.fill(&layout);
             let scale = clip_factor(global_norm(&gradients), case.max_norm);
