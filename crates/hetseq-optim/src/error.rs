@@ -18,6 +18,18 @@ pub enum OptimError {
     )]
     LayoutTooLarge { name: String, shape: Vec<usize> },
 
+    #[error(
+        "the learning-rate scale of parameter `{name}` is {value}, but it must be finite and at least 0; \
+         use 0 to keep the parameter unchanged"
+    )]
+    LearningRateScale { name: String, value: f32 },
+
+    #[error(
+        "the parameter groups ({groups} of them) were built from another layout than the optimizer's, which has \
+         {parameters} parameters; build both from the same layout"
+    )]
+    GroupsOfOtherLayout { groups: usize, parameters: usize },
+
     #[error("{owner}: `{key}` is {value}, but it must be {rule}")]
     Setting {
         /// The optimizer or schedule, with its name in the configuration.

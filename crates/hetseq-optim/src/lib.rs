@@ -2,7 +2,8 @@
 //!
 //! The steps of an update: a [`Layout`] names the ranges of one flat `f32` buffer. The gradient in
 //! that buffer is measured and clipped ([`global_norm`], [`clip_factor`]). The learning rate comes
-//! from a pure function ([`lr`]). The [`Optimizer`] applies it.
+//! from a pure function ([`lr`]). The [`Optimizer`] applies it, scaled for each parameter by its
+//! [`ParameterGroup`].
 //!
 //! Nothing here depends on tensors, devices, ranks or files. The trainer calls it. The checkpoint
 //! writer gets the optimizer's state as named slices and scalars.
@@ -31,6 +32,8 @@
 
 mod error;
 mod flat;
+mod groups;
+mod layer_decay;
 mod layout;
 mod norm;
 mod optimizer;
@@ -38,6 +41,8 @@ mod schedule;
 
 pub use error::OptimError;
 pub use flat::{add, first_not_finite, unscale};
+pub use groups::{ParameterGroup, ParameterGroups};
+pub use layer_decay::layer_decay;
 pub use layout::{Layout, LayoutEntry, decays};
 pub use norm::{clip_factor, global_norm};
 pub use optimizer::{Eps, Optimizer, OptimizerConfig, OptimizerName};

@@ -70,7 +70,8 @@ pub struct OptimizerConfig {
     /// the default is [1e-30, 1e-3].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eps: Option<Eps>,
-    /// Applies to weights only: biases and norm parameters never decay, see [`crate::decays`].
+    /// Applies to weights only, not to biases and norm parameters, see [`crate::decays`]. Parameter
+    /// groups can change that.
     pub weight_decay: f64,
     /// Adadelta: decay of the running means. Default: 0.9.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -10,23 +10,10 @@
 //! loops are limited by memory, not by that multiplication.
 
 use super::{OptimizerConfig, OptimizerName};
+use crate::ParameterGroup;
 use crate::flat::{flag, is_clear};
 
-/// The scalars of one step, with and without weight decay.
-pub(super) struct DecayPair<S> {
-    with_decay: S,
-    without: S,
-}
-
-impl<S> DecayPair<S> {
-    fn new(weight_decay: f64, scalars: impl Fn(f64) -> S) -> DecayPair<S> {
-        DecayPair { with_decay: scalars(weight_decay), without: scalars(0.0) }
-    }
-
-    pub(super) fn of(&self, decays: bool) -> &S {
-        if decays { &self.with_decay } else { &self.without }
-    }
-}
+// Each struct holds the scalars of one step for one parameter group.
 
 pub(super) struct SgdScalars {
     scale: f32,
@@ -37,14 +24,14 @@ pub(super) struct SgdScalars {
 }
 
 impl SgdScalars {
-    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> DecayPair<SgdScalars> {
-        DecayPair::new(config.weight_decay, |weight_decay| SgdScalars {
+    pub(super) fn new(config: &OptimizerConfig, group: &ParameterGroup, scale: f32, lr: f32) -> SgdScalars {
+        SgdScalars {
             scale,
-            l2: weight_decay as f32,
+            l2: group.weight_decay(config.weight_decay) as f32,
             momentum: config.momentum,
             nesterov: config.nesterov,
-            lr,
-        })
+            lr: group.rate(lr),
+        }
     }
 }
 
@@ -64,28 +51,32 @@ pub(super) struct AdamScalars {
 }
 
 impl AdamScalars {
-    pub(super) fn pair(config: &OptimizerConfig, beta_powers: [f64; 2], scale: f32, lr: f32) -> DecayPair<AdamScalars> {
-        let lr = f64::from(lr);
+    pub(super) fn new(
+        config: &OptimizerConfig,
+        group: &ParameterGroup,
+        beta_powers: [f64; 2],
+        scale: f32,
+        lr: f32,
+    ) -> AdamScalars {
+        let (lr, weight_decay) = (f64::from(group.rate(lr)), group.weight_decay(config.weight_decay));
         let [beta1, beta2] = config.betas;
         let [bias1, bias2] = beta_powers.map(|power| 1.0 - power);
-        DecayPair::new(config.weight_decay, |weight_decay| {
-            let (l2, keep) = match config.name {
-                OptimizerName::AdamW => (0.0, 1.0 - lr * weight_decay),
-                _ => (weight_decay, 1.0),
-            };
-            AdamScalars {
-                scale,
-                l2: l2 as f32,
-                keep: keep as f32,
-                beta1: beta1 as f32,
-                one_minus_beta1: (1.0 - beta1) as f32,
-                beta2: beta2 as f32,
-                one_minus_beta2: (1.0 - beta2) as f32,
-                bias2_sqrt: bias2.sqrt() as f32,
-                eps: config.eps() as f32,
-                step_size: (lr / bias1) as f32,
-            }
-        })
+        let (l2, keep) = match config.name {
+            OptimizerName::AdamW => (0.0, 1.0 - lr * weight_decay),
+            _ => (weight_decay, 1.0),
+        };
+        AdamScalars {
+            scale,
+            l2: l2 as f32,
+            keep: keep as f32,
+            beta1: beta1 as f32,
+            one_minus_beta1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
+            bias2_sqrt: bias2.sqrt() as f32,
+            eps: config.eps() as f32,
+            step_size: (lr / bias1) as f32,
+        }
     }
 }
 
@@ -99,16 +90,16 @@ pub(super) struct AdadeltaScalars {
 }
 
 impl AdadeltaScalars {
-    pub(super) fn pair(config: &OptimizerConfig, scale: f32, lr: f32) -> DecayPair<AdadeltaScalars> {
+    pub(super) fn new(config: &OptimizerConfig, group: &ParameterGroup, scale: f32, lr: f32) -> AdadeltaScalars {
         let rho = config.rho();
-        DecayPair::new(config.weight_decay, |weight_decay| AdadeltaScalars {
+        AdadeltaScalars {
             scale,
-            l2: weight_decay as f32,
+            l2: group.weight_decay(config.weight_decay) as f32,
             rho: rho as f32,
             one_minus_rho: (1.0 - rho) as f32,
             eps: config.eps() as f32,
-            lr,
-        })
+            lr: group.rate(lr),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct LambScalars {
     weight_decay: f64,
     always_adapt: bool,
     trust_clip: bool,
-    lr: f64,
+    lr: f32,
 }
 
 impl LambScalars {
@@ -47,12 +47,12 @@ impl LambScalars {
             weight_decay: config.weight_decay,
             always_adapt: config.always_adapt.unwrap_or(false),
             trust_clip: config.trust_clip.unwrap_or(false),
-            lr: f64::from(lr),
+            lr,
         }
     }
 
     fn decay_of(&self, tensor: &Tensor) -> f32 {
-        if tensor.decays { self.weight_decay as f32 } else { 0.0 }
+        tensor.group.weight_decay(self.weight_decay) as f32
     }
 
     /// The rate of a parameter. `weights` and `direction` are the sums of squares of the parameter
@@ -62,7 +62,7 @@ impl LambScalars {
         let (weights, direction) = (weights.sqrt(), direction.sqrt());
         let trust = if adapts && weights > 0.0 && direction > 0.0 { weights / direction } else { 1.0 };
         let trust = if self.trust_clip && trust > 1.0 { 1.0 } else { trust };
-        (self.lr * trust) as f32
+        (f64::from(tensor.group.rate(self.lr)) * trust) as f32
     }
 }
 
@@ -91,13 +91,18 @@ pub(super) fn step(
     let weights = all.totals(pieces, sums.iter().map(|measured| measured.weights));
     let directions = all.totals(pieces, sums.iter().map(|measured| measured.directions));
     let moments_are_finite = sums.iter().all(|measured| measured.is_finite);
-    let tensors = all.tensors.iter().zip(weights.into_iter().zip(directions));
-    let rates: Vec<f32> = tensors.map(|(tensor, (w, d))| scalars.rate(tensor, w, d)).collect();
+    let tensors = all.tensors.iter().zip(weights.iter().zip(&directions));
+    let rates: Vec<f32> = tensors.map(|(tensor, (w, d))| scalars.rate(tensor, *w, *d)).collect();
 
     let (first, second) = (&*first, &*second);
     let finite = (pieces, cut(parameters, lengths())).into_par_iter().map(|(piece, p): (&Piece, &mut [f32])| {
+        let tensor = &all.tensors[piece.tensor];
+        if tensor.group.is_frozen() {
+            // A moment that is not finite shows in the sum of squares: in `f64` it cannot overflow.
+            return directions[piece.tensor].is_finite();
+        }
         let (m, v) = (piece.of(first, range.start), piece.of(second, range.start));
-        let decay = scalars.decay_of(&all.tensors[piece.tensor]);
+        let decay = scalars.decay_of(tensor);
         let (mut direction, mut is_finite) = (scratch(), true);
         for at in chunks(p.len()) {
             let (p, direction) = (&mut p[at.clone()], &mut direction[..at.len()]);

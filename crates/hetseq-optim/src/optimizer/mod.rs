@@ -6,11 +6,11 @@
 
 mod adafactor;
 mod config;
-mod decay;
 mod kernel;
 mod lamb;
 mod moments;
 mod pieces;
+mod runs;
 mod state;
 mod sweep;
 
@@ -18,11 +18,11 @@ use std::ops::Range;
 
 pub use config::{Eps, OptimizerConfig, OptimizerName};
 
-use crate::{Layout, OptimError};
-use decay::DecayMap;
+use crate::{Layout, OptimError, ParameterGroups};
 use kernel::{AdadeltaScalars, AdamScalars, SgdScalars};
 use moments::Moments;
 use pieces::Pieces;
+use runs::GroupRuns;
 use sweep::Sweep;
 
 /// An update rule with its moments, over a whole [`Layout`].
@@ -32,7 +32,7 @@ use sweep::Sweep;
 #[derive(Debug)]
 pub struct Optimizer {
     config: OptimizerConfig,
-    decay: DecayMap,
+    runs: GroupRuns,
     moments: Moments,
     steps: u64,
     /// `beta^steps`, updated by one multiplication per step: `powf` may differ between platforms,
@@ -43,13 +43,29 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer before its first step. Refuses hyper-parameters that are out of range.
+    /// An optimizer before its first step, with the default groups: one learning rate for all
+    /// parameters, and weight decay for weights only. Refuses hyper-parameters that are out of
+    /// range.
     pub fn new(config: &OptimizerConfig, layout: &Layout) -> Result<Optimizer, OptimError> {
+        Optimizer::with_groups(config, layout, &ParameterGroups::by_shape(layout))
+    }
+
+    /// The same with other groups, which must be built from `layout`.
+    ///
+    /// A group's learning rate is the step's `lr` times its scale, as a group's `lr` in PyTorch.
+    /// This includes Adafactor's own rate ([`Optimizer::relative_rate`]): transformers ignores the
+    /// `lr` of a group there, but a scale without effect would be a trap.
+    pub fn with_groups(
+        config: &OptimizerConfig,
+        layout: &Layout,
+        groups: &ParameterGroups,
+    ) -> Result<Optimizer, OptimError> {
         config.validate()?;
-        let moments = Moments::new(config, || Pieces::new(layout), layout.len());
+        groups.check_layout(layout)?;
+        let moments = Moments::new(config, || Pieces::new(layout, groups), layout.len());
         Ok(Optimizer {
             config: config.clone(),
-            decay: DecayMap::new(layout),
+            runs: GroupRuns::new(layout, groups),
             moments,
             steps: 0,
             beta_powers: [1.0; 2],
@@ -63,7 +79,7 @@ impl Optimizer {
     /// If a buffer is not as long as the layout.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &[f32], scale: f32, lr: f32) {
         self.begin_step();
-        self.step_range(0..self.decay.len(), parameters, gradients, scale, lr);
+        self.step_range(0..self.runs.len(), parameters, gradients, scale, lr);
     }
 
     /// Begins an update: advances the step count and the bias corrections. Call it once per update,
@@ -87,35 +103,34 @@ impl Optimizer {
     /// long as the range, or `begin_step` was never called.
     pub fn step_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &[f32], scale: f32, lr: f32) {
         assert!(self.steps > 0, "step_range before the first begin_step");
-        let len = self.decay.len();
+        let len = self.runs.len();
         assert!(range.start <= range.end && range.end <= len, "range {range:?} leaves the layout of {len} elements");
         assert_eq!(parameters.len(), range.len(), "parameters for {range:?}");
         assert_eq!(gradients.len(), range.len(), "gradients for {range:?}");
 
         let config = &self.config;
-        let sweep = Sweep { decay: &self.decay, start: range.start };
+        let (runs, start) = (&self.runs, range.start);
+        let sweep = Sweep { runs, start };
         self.is_finite &= match &mut self.moments {
             Moments::None => {
-                let sgd = SgdScalars::pair(config, scale, lr);
-                sweep.run(parameters, gradients, [], |p, g, [], decays| kernel::sgd(p, g, sgd.of(decays)))
+                let sgd = runs.scalars(|group| SgdScalars::new(config, group, scale, lr));
+                sweep.run(parameters, gradients, [], &sgd, |p, g, [], s| kernel::sgd(p, g, s))
             }
             Moments::Momentum { buffer } => {
-                let sgd = SgdScalars::pair(config, scale, lr);
+                let sgd = runs.scalars(|group| SgdScalars::new(config, group, scale, lr));
                 let buffers = [&mut buffer[range]];
-                sweep.run(parameters, gradients, buffers, |p, g, [b], decays| kernel::momentum(p, g, b, sgd.of(decays)))
+                sweep.run(parameters, gradients, buffers, &sgd, |p, g, [b], s| kernel::momentum(p, g, b, s))
             }
             Moments::Adam { exp_avg, exp_avg_sq } => {
-                let adam = AdamScalars::pair(config, self.beta_powers, scale, lr);
+                let adam = runs.scalars(|group| AdamScalars::new(config, group, self.beta_powers, scale, lr));
                 let moments = [&mut exp_avg[range.clone()], &mut exp_avg_sq[range]];
-                sweep.run(parameters, gradients, moments, |p, g, [m, v], decays| {
-                    kernel::adam(p, g, m, v, adam.of(decays))
-                })
+                sweep.run(parameters, gradients, moments, &adam, |p, g, [m, v], s| kernel::adam(p, g, m, v, s))
             }
             Moments::Adadelta { square_avg, acc_delta } => {
-                let adadelta = AdadeltaScalars::pair(config, scale, lr);
+                let adadelta = runs.scalars(|group| AdadeltaScalars::new(config, group, scale, lr));
                 let moments = [&mut square_avg[range.clone()], &mut acc_delta[range]];
-                sweep.run(parameters, gradients, moments, |p, g, [square, step], decays| {
-                    kernel::adadelta(p, g, square, step, adadelta.of(decays))
+                sweep.run(parameters, gradients, moments, &adadelta, |p, g, [square, step], s| {
+                    kernel::adadelta(p, g, square, step, s)
                 })
             }
             Moments::Lamb { pieces, exp_avg, exp_avg_sq } => {

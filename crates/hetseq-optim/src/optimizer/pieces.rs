@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::norm::{CHUNK, sum_of_squares};
-use crate::{Layout, decays};
+use crate::{Layout, ParameterGroup, ParameterGroups};
 
 /// Chunks per piece: 128 KiB of each stream, as for the element-wise rules.
 const CHUNKS: usize = 8;
@@ -26,7 +26,7 @@ pub(super) type ChunkSums = [f64; CHUNKS];
 pub(super) struct Tensor {
     pub(super) range: Range<usize>,
     pub(super) shape: Vec<usize>,
-    pub(super) decays: bool,
+    pub(super) group: ParameterGroup,
 }
 
 /// A part of one parameter.
@@ -53,10 +53,11 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub(super) fn new(layout: &Layout) -> Pieces {
-        let entries = layout.entries().iter().filter(|entry| !entry.range.is_empty());
+    pub(super) fn new(layout: &Layout, groups: &ParameterGroups) -> Pieces {
+        let entries = layout.entries().iter().zip(groups.as_slice());
         let tensors: Vec<Tensor> = entries
-            .map(|entry| Tensor { range: entry.range.clone(), shape: entry.shape.clone(), decays: decays(entry) })
+            .filter(|(entry, _)| !entry.range.is_empty())
+            .map(|(entry, group)| Tensor { range: entry.range.clone(), shape: entry.shape.clone(), group: *group })
             .collect();
         let mut pieces = Vec::new();
         for (tensor, Tensor { range, .. }) in tensors.iter().enumerate() {
@@ -143,7 +144,8 @@ mod tests {
 
     fn pieces(sizes: &[usize]) -> Pieces {
         let named = sizes.iter().enumerate().map(|(i, size)| (i.to_string(), vec![*size]));
-        Pieces::new(&Layout::new(named).unwrap())
+        let layout = Layout::new(named).unwrap();
+        Pieces::new(&layout, &ParameterGroups::by_shape(&layout))
     }
 
     #[test]

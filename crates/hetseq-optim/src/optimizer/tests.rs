@@ -1,11 +1,14 @@
 //! Properties of all optimizers: threads, ranges and resuming change no bit, and mistakes are
 //! named. `tests/golden` compares the numbers with PyTorch's.
 
+mod scales;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::decays;
 
 /// Every update rule, with every option that uses another code path.
 fn configs() -> Vec<OptimizerConfig> {
@@ -125,6 +128,7 @@ proptest! {
     #[test]
     fn any_split_into_ranges_equals_one_step(
         which in 0..configs().len(),
+        is_scaled in any::<bool>(),
         mut cuts in prop::collection::vec(0usize..=layout().len(), 0..6),
     ) {
         let (config, layout) = (&configs()[which], layout());
@@ -135,8 +139,9 @@ proptest! {
         }
         cuts.extend([0, len]);
         cuts.sort_unstable();
-        let mut whole = Optimizer::new(config, &layout).unwrap();
-        let mut split = Optimizer::new(config, &layout).unwrap();
+        let groups = if is_scaled { scales::scaled_groups(&layout) } else { ParameterGroups::by_shape(&layout) };
+        let mut whole = Optimizer::with_groups(config, &layout, &groups).unwrap();
+        let mut split = Optimizer::with_groups(config, &layout, &groups).unwrap();
         let mut expected = noise(len, 1);
         let mut found = expected.clone();
         for update in 0..2 {

@@ -1,9 +1,12 @@
 //! Every optimizer against `torch.optim`, `timm.optim.Lamb` and
-//! `transformers.optimization.Adafactor`: twenty steps, with and without weight decay and clipping.
+//! `transformers.optimization.Adafactor`: twenty steps, with and without weight decay and clipping,
+//! and with parameter groups. transformers has no rate of a group with `relative_step`; the oracle
+//! multiplies the rate there.
 
 use std::collections::BTreeMap;
 
-use hetseq_optim::{Layout, Optimizer, OptimizerConfig, clip_factor, global_norm};
+use hetseq_optim::{Layout, OptimError, Optimizer, OptimizerConfig, ParameterGroup, ParameterGroups};
+use hetseq_optim::{clip_factor, global_norm};
 use serde::Deserialize;
 
 const FIXTURE: &str = include_str!("../fixtures/optimizers.json");
@@ -32,8 +35,24 @@ struct Case {
     /// Every `stride`-th element is recorded.
     stride: usize,
     config: OptimizerConfig,
+    /// The learning-rate scale of each parameter, and whether it decays.
+    groups: Option<Vec<(f32, bool)>>,
     after: BTreeMap<u64, Vec<f32>>,
     state: BTreeMap<String, Vec<f32>>,
+}
+
+impl Case {
+    fn optimizer(&self, layout: &Layout) -> Result<Optimizer, OptimError> {
+        let Some(groups) = &self.groups else { return Optimizer::new(&self.config, layout) };
+        assert_eq!(groups.len(), layout.entries().len(), "{}", self.title);
+        let names = layout.entries().iter().map(|entry| &entry.name);
+        let by_name: BTreeMap<&String, (f32, bool)> = names.zip(groups.iter().copied()).collect();
+        let groups = ParameterGroups::new(layout, |entry| {
+            let (lr_scale, decays) = by_name[&entry.name];
+            ParameterGroup { lr_scale, decays }
+        })?;
+        Optimizer::with_groups(&self.config, layout, &groups)
+    }
 }
 
 /// The inputs, the same as `Stream` in `scripts/fixtures/stream.py`; all values are exact in f32.
@@ -76,7 +95,7 @@ fn optimizers_equal_their_references() {
         let layout = Layout::new(case.shapes.clone()).unwrap();
         let mut stream = Stream(case.seed);
         let mut parameters = stream.fill(&layout);
-        let mut optimizer = Optimizer::new(&case.config, &layout).unwrap();
+        let mut optimizer = case.optimizer(&layout).unwrap();
         for step in 1..=20 {
             let gradients = stream.fill(&layout);
             let scale = clip_factor(global_norm(&gradients), case.max_norm);
@@ -96,7 +115,8 @@ fn optimizers_equal_their_references() {
             assert_close(found, &case.state[&name], case.stride, &what);
         }
     }
-    assert_eq!(fixture.cases.len(), 31);
+    assert_eq!(fixture.cases.len(), 39);
+    assert_eq!(fixture.cases.iter().filter(|case| case.groups.is_some()).count(), 8);
     // Seven cases clip every step; one clips some of its steps.
     assert!((141..160).contains(&clipped), "{clipped}");
 }

@@ -68,7 +68,7 @@ pub(super) struct AdafactorScalars {
     beta1: Option<f64>,
     scale_parameter: bool,
     weight_decay: f64,
-    lr: f64,
+    lr: f32,
 }
 
 /// The factors of the last pass for one parameter.
@@ -92,7 +92,7 @@ impl AdafactorScalars {
             beta1: config.beta1,
             scale_parameter: config.scale_parameter(),
             weight_decay: config.weight_decay,
-            lr: f64::from(lr),
+            lr,
         }
     }
 
@@ -101,8 +101,9 @@ impl AdafactorScalars {
     fn rate(&self, tensor: &Tensor, steps: f64, weights: f64) -> Rate {
         let rms = |sum: f64| (sum / tensor.range.len() as f64).sqrt();
         let scale = if self.scale_parameter { rms(weights).max(self.min_scale) } else { 1.0 };
-        let (lr, excess) = (self.lr * scale, rms(steps) / self.clip_threshold);
-        let decay = if tensor.decays { self.weight_decay * lr } else { 0.0 };
+        let lr = f64::from(tensor.group.rate(self.lr)) * scale;
+        let excess = rms(steps) / self.clip_threshold;
+        let decay = tensor.group.weight_decay(self.weight_decay) * lr;
         Rate { step: (lr / excess.max(1.0)) as f32, keep: (1.0 - decay) as f32 }
     }
 }
@@ -138,6 +139,9 @@ pub(super) fn step(
     };
     let finite = (pass.pieces, cut(parameters, pass.lengths()), full_moments, averages).into_par_iter().map(
         |(piece, p, v, average): (&Piece, &mut [f32], &mut [f32], &mut [f32])| {
+            // As in `sweep.rs`: a parameter with a learning-rate scale of 0 must keep its bits.
+            let mut copy = all.tensors[piece.tensor].group.is_frozen().then(|| p.to_vec());
+            let p = copy.as_deref_mut().unwrap_or(p);
             let (rate, mut scratch, mut is_finite) = (rates[piece.tensor], scratch(), true);
             for at in chunks(p.len()) {
                 let (p, step) = (&mut p[at.clone()], &mut scratch[..at.len()]);
