@@ -1,7 +1,10 @@
 //! `[optim]`: the optimizer, its learning rate and its schedule, in one table, and checks that
 //! involve several keys. `hetseq-optim` implements the settings.
 
-use hetseq_optim::{BaseRate, Eps, OptimizerConfig, OptimizerName, Position, ScheduleConfig, ScheduleKind, lr};
+use hetseq_optim::{
+    BaseRate, Eps, Layout, OptimError, Optimizer, OptimizerConfig, OptimizerName, ParameterGroups, Position,
+    ScheduleConfig, ScheduleKind, lr,
+};
 use serde::{Deserialize, Serialize};
 
 /// Keys of [`OptimizerConfig`] and those of the trainer, in one flat table, so that an error about
@@ -24,6 +27,8 @@ pub struct Optim {
     pub eps: Option<Eps>,
     #[serde(default)]
     pub weight_decay: f64,
+    /// Fine-tuning: each layer learns this much slower than the one above it. 1 is equal rates.
+    pub layer_decay: Option<f64>,
     pub rho: Option<f64>,
     pub always_adapt: Option<bool>,
     pub trust_clip: Option<bool>,
@@ -36,6 +41,15 @@ pub struct Optim {
 }
 
 impl Optim {
+    /// The optimizer for parameters of this layout.
+    pub(crate) fn build(&self, layout: &Layout) -> Result<Optimizer, OptimError> {
+        let groups = match self.layer_decay {
+            Some(decay) => ParameterGroups::with_layer_decay(layout, decay)?,
+            None => ParameterGroups::by_shape(layout),
+        };
+        Optimizer::with_groups(&self.optimizer(), layout, &groups)
+    }
+
     pub fn optimizer(&self) -> OptimizerConfig {
         let is_adafactor = self.name == OptimizerName::Adafactor;
         OptimizerConfig {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hetseq_data::PlanSpec;
 use hetseq_fs::sync_dir;
 use hetseq_metrics::{Change, Event, WorkerTotals};
-use hetseq_optim::{OptimError, Optimizer};
+use hetseq_optim::OptimError;
 
 use crate::checkpoint::{CheckpointWriter, Checkpoints, Restored, RunConstants, Snapshot};
 use crate::config::RunConfig;
@@ -83,7 +83,7 @@ impl Parts {
         };
         // From here on all ranks use what rank 0 found, whatever their own command lines say.
         let Restored { parameters, slots, mut state, .. } = broadcast_start(session, start)?;
-        let mut optimizer = Optimizer::new(&config.optim.optimizer(), &session.layout)?;
+        let mut optimizer = config.optim.build(&session.layout)?;
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }
