@@ -38,7 +38,7 @@ fn sentences(seed: u64, count: u64) -> String {
     text
 }
 
-/// Pairs of texts that are about the same person, or not; and how often they name the first.
+/// Pairs of texts that are about the same person, or not; and a number for the persons.
 fn pairs(seed: u64, count: u64) -> String {
     let mut text = "first\tsecond\tsame\tscore\n".to_owned();
     for row in 0..count {
@@ -46,8 +46,8 @@ fn pairs(seed: u64, count: u64) -> String {
         let name = |at: u64| NAMES[key.below(at, 2) as usize];
         let (first, second) = (name(0), name(1));
         let same = if first == second { "yes" } else { "no" };
-        let _ =
-            writeln!(text, "the {first} sees\ta {second} meets\t{same}\t{}", f64::from(first == second) * 2.0 - 0.5);
+        let score = f64::from(first == NAMES[0]) + f64::from(second == NAMES[0]) / 2.0;
+        let _ = writeln!(text, "the {first} sees\ta {second} meets\t{same}\t{score}");
     }
     text
 }
@@ -111,8 +111,9 @@ fn entities_are_found_in_words() {
     let next = RunDir::new();
     let job = || train("tokens.toml", &next, 1).set("task.init", checkpoint.display()).arg("--resume").arg("never");
     job().succeed();
-    assert!(next.losses()[&1] < 0.5, "{:?}", next.losses());
-    let ended = job().set("task.new_head", true).run();
+    assert!(next.losses()[&1] < 0.1, "{:?}", next.losses());
+    // Another seed: with the first one, the new classifier would start as the old one did.
+    let ended = job().set("task.new_head", true).set("run.seed", 9).run();
     assert_eq!(codes(&ended), [Some(0)], "{ended:#?}");
     assert!(ended[0].stderr.contains("initialized at random: classifier.weight, classifier.bias"), "{ended:#?}");
     assert!(next.losses()[&1] > 1.0, "{:?}", next.losses());
@@ -129,8 +130,8 @@ fn texts_get_classes_or_numbers() {
         assert_eq!(one[name], three[name], "over several ranks as on one device");
     }
     let dir = RunDir::new();
-    let job = train("texts.toml", &dir, 400).set("task.label", "score").set("task.regression", true);
-    let job = job.set("task.dropout", 0.0).set("valid.every", "400 updates");
+    let job = train("texts.toml", &dir, 200).set("task.label", "score").set("task.regression", true);
+    let job = job.set("task.dropout", 0.0).set("valid.every", "200 updates");
     job.set("checkpoint.best", "pearson").succeed();
     let pearson = |event| match event {
         Event::Valid { metrics, .. } => Some(metrics["pearson"]),
