@@ -88,7 +88,7 @@ pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport,
         timeout: Duration::from_secs(1800),
     };
     let config = SyntheticBertConfig { geometry: name.to_owned(), samples };
-    let failed = |reason| TrainError::Task { task: SyntheticBert::NAME.to_owned(), reason };
+    let failed = |reason| TrainError::Task { task: SyntheticBert::NAME.to_owned(), reason: Box::new(reason) };
     let task = OpenedTask::new(SyntheticBert::open(&config).map_err(failed)?, String::new());
     time_steps(&task, &settings, request)
 }

@@ -20,13 +20,13 @@ pub enum TrainError {
     Config(String),
     /// The task could not open its data or build its model.
     #[error("task {task}: {reason}")]
-    Task { task: String, reason: TaskError },
+    Task { task: String, reason: Box<TaskError> },
     /// A sample could not be read or collated while training.
     #[error("task {task}, collating a micro-batch: {reason}")]
-    Collate { task: String, reason: TaskError },
+    Collate { task: String, reason: Box<TaskError> },
     /// The task's own code failed while computing.
     #[error("task {task}, computing a micro-batch: {reason}")]
-    Forward { task: String, reason: TaskError },
+    Forward { task: String, reason: Box<TaskError> },
     #[error("the loader failed: {0}")]
     Loader(#[from] LoaderError),
     #[error(transparent)]

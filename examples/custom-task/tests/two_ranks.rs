@@ -56,7 +56,7 @@ fn two_ranks_with_different_paths_train_like_one() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("points.csv");
     let copy = dir.path().join("elsewhere.csv");
     std::fs::copy(&file, &copy).unwrap();
-    let one = losses(&dir.path().join("one"), &[file.clone()]);
+    let one = losses(&dir.path().join("one"), std::slice::from_ref(&file));
     let two = losses(&dir.path().join("two"), &[file.clone(), copy.clone()]);
     assert_eq!((one.len(), two.len()), (800, 800));
     assert!(one[0] > 0.5 && one[799] < 0.03, "from {} to {}", one[0], one[799]);

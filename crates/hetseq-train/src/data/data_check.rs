@@ -142,7 +142,7 @@ fn have_all_passed(task: &str, group: &mut Group, status: &Status) -> Result<boo
 }
 
 fn damage_error(task: &str, reason: String) -> TrainError {
-    TrainError::Task { task: task.to_owned(), reason: reason.into() }
+    TrainError::Task { task: task.to_owned(), reason: Box::new(reason.into()) }
 }
 
 fn progress(verification: &Verification) -> String {

@@ -119,7 +119,7 @@ impl TaskData for NoData {
 impl Generator {
     /// Loads the model of a `checkpoint` that has been verified.
     pub(crate) fn open<I: Inference>(checkpoint: PathBuf, options: GenerateOptions) -> Result<Self, TrainError> {
-        let failed = |reason: TaskError| TrainError::Task { task: I::TASK.to_owned(), reason };
+        let failed = |reason: TaskError| TrainError::Task { task: I::TASK.to_owned(), reason: reason.into() };
         let inference = Arc::new(I::open(&checkpoint, &options).map_err(failed)?);
         let task = OpenedTask {
             name: I::TASK.into(),
@@ -204,7 +204,7 @@ impl Generator {
     }
 
     fn failed(&self, reason: TaskError) -> TrainError {
-        TrainError::Task { task: "generate".to_owned(), reason }
+        TrainError::Task { task: "generate".to_owned(), reason: reason.into() }
     }
 
     /// The weights are finite, but the scores are not.

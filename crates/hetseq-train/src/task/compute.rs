@@ -36,12 +36,12 @@ pub(crate) struct TaskKeys {
 impl OpenedTask {
     /// The error for a task that cannot be used as it is configured.
     pub(crate) fn error(&self, reason: impl Into<TaskError>) -> TrainError {
-        TrainError::Task { task: self.name.to_string(), reason: reason.into() }
+        TrainError::Task { task: self.name.to_string(), reason: Box::new(reason.into()) }
     }
 
     /// The error for samples that cannot be collated.
     pub(crate) fn collate_error(&self, reason: impl Into<TaskError>) -> TrainError {
-        TrainError::Collate { task: self.name.to_string(), reason: reason.into() }
+        TrainError::Collate { task: self.name.to_string(), reason: Box::new(reason.into()) }
     }
 }
 

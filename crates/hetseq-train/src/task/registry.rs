@@ -163,7 +163,7 @@ impl<T: Task> ErasedTask for TypedTask<T> {
 }
 
 fn open<T: Task>(config: &Config<T::Config>) -> Result<T, TrainError> {
-    let failed = |reason: TaskError| TrainError::Task { task: T::NAME.to_owned(), reason };
+    let failed = |reason: TaskError| TrainError::Task { task: T::NAME.to_owned(), reason: reason.into() };
     let task = T::open(&config.task).map_err(failed)?;
     if task.lengths(Split::Train).samples() == 0 {
         return Err(failed("there are no training samples".into()));

@@ -168,8 +168,8 @@ impl Devices {
     fn task_failed(&self, error: ComputeError) -> TrainError {
         let task = self.setup.task.name.to_string();
         match error {
-            ComputeError::Collate(reason) => TrainError::Collate { task, reason },
-            ComputeError::Task(reason) => TrainError::Forward { task, reason },
+            ComputeError::Collate(reason) => TrainError::Collate { task, reason: reason.into() },
+            ComputeError::Task(reason) => TrainError::Forward { task, reason: reason.into() },
             error => {
                 TrainError::Device { device: "a device".to_owned(), doing: "computing", reason: error.to_string() }
             }
