@@ -37,20 +37,16 @@ impl Pool {
         self.max_spare.fetch_max(buffers, Ordering::Relaxed);
     }
 
-    /// Returns a buffer for about `bytes`, with arbitrary contents and length. Only large buffers
-    /// are recycled: small frames are cheap to allocate and would waste a large buffer.
+    /// Returns a buffer for about `bytes`, with arbitrary contents and length. Frames below
+    /// `SMALLEST_BYTES` are cheap to allocate and would waste a large buffer.
     pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
         if bytes < SMALLEST_BYTES {
             return Vec::new();
         }
         let mut spare = locked(&self.spare);
-        match spare.last().map(Vec::capacity) {
-            Some(capacity) if capacity > 2 * bytes => Vec::new(),
-            // Growing a buffer that is too small would copy it; dropping it makes room for one of
-            // the size in use now.
-            Some(_) => spare.pop().filter(|buffer| buffer.capacity() >= bytes).unwrap_or_default(),
-            None => Vec::new(),
-        }
+        // Growing a buffer that is too small would copy it; dropping it makes room for one of the
+        // size in use now.
+        std::iter::from_fn(|| spare.pop()).find(|buffer| buffer.capacity() >= bytes).unwrap_or_default()
     }
 
     fn give(&self, buffer: Vec<u8>) {
@@ -160,11 +156,11 @@ mod tests {
     #[test]
     fn a_buffer_fits_its_use() {
         let pool = Pool::new(1);
-        pool.give(vec![0; CHUNK_BYTES]);
-        assert_eq!(pool.take(CHUNK_BYTES / 2 - 1).capacity(), 0);
-        assert_eq!(pool.take(CHUNK_BYTES / 2).capacity(), CHUNK_BYTES);
-        pool.give(vec![0; CHUNK_BYTES / 2]);
-        assert_eq!(pool.take(CHUNK_BYTES).capacity(), 0);
+        for capacity in [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES / 2] {
+            pool.give(vec![0; capacity]);
+        }
+        assert_eq!(pool.take(CHUNK_BYTES).capacity(), CHUNK_BYTES);
+        assert_eq!(pool.take(SMALLEST_BYTES).capacity(), CHUNK_BYTES);
         assert!(pool.spare.lock().unwrap().is_empty());
     }
 

@@ -43,7 +43,7 @@ impl<'a> Broadcast<'a> {
             chunks: (0..world).map(|owner| Chunks::of(shards.of(owner), len, world)).collect(),
             sent: vec![0; world],
             received: vec![0; world],
-            encoded: Results::default(),
+            encoded: Results::for_receivers(world - 1),
         }
     }
 

@@ -93,7 +93,7 @@ impl<F> Direct<F> {
             peers: (0..world).map(|_| Peer::default()).collect(),
             added: vec![0; world],
             sums: VecDeque::new(),
-            encoded: Results::default(),
+            encoded: Results::for_receivers(world - 1),
             is_done: false,
         }
     }
@@ -143,7 +143,8 @@ impl<F> Direct<F> {
         }
         let (payload, last) = if given < to_give {
             self.peers[peer].given += 1;
-            (self.encode(mesh, peer, given), self.chunks[peer].is_last(given))
+            let range = self.chunks[peer].get(given);
+            (pieces::encode(mesh, self.codec, &self.data, &range), self.chunks[peer].is_last(given))
         } else if returned < self.complete() {
             self.peers[peer].returned += 1;
             (self.result(mesh, returned), self.chunks[self.rank].is_last(returned))
@@ -153,10 +154,6 @@ impl<F> Direct<F> {
         };
         mesh.send(step, peer, last, payload);
         Ok(true)
-    }
-
-    fn encode(&self, mesh: &Mesh, owner: usize, index: usize) -> Arc<Payload> {
-        pieces::encode(mesh, self.codec, &self.data, &self.chunks[owner].get(index))
     }
 
     /// Returns a result of this rank's part, encoded once for all peers that are about as far.
@@ -169,14 +166,20 @@ impl<F> Direct<F> {
     fn take(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize) -> Result<bool, CommError> {
         let Peer { has_note, taken, received, .. } = self.peers[peer];
         if taken < self.chunks[self.rank].count() {
-            let Some(payload) = self.piece(mesh, step, peer, self.rank, taken)? else { return Ok(false) };
+            let own_chunks = &self.chunks[self.rank];
+            let Some(payload) = pieces::receive(mesh, step, peer, self.codec, own_chunks, taken)? else {
+                return Ok(false);
+            };
             self.peers[peer].pending.push_back(payload);
             self.peers[peer].taken += 1;
         } else if received < self.chunks[peer].count() {
             if !self.has_contributed() {
                 return Ok(false);
             }
-            let Some(payload) = self.piece(mesh, step, peer, peer, received)? else { return Ok(false) };
+            let chunks = &self.chunks[peer];
+            let Some(payload) = pieces::receive(mesh, step, peer, self.codec, chunks, received)? else {
+                return Ok(false);
+            };
             self.receive(mesh, step, peer, &payload)?;
         } else if !has_note {
             let Some(frame) = mesh.take(step, peer)? else { return Ok(false) };
@@ -186,18 +189,6 @@ impl<F> Direct<F> {
             return Ok(false);
         }
         Ok(true)
-    }
-
-    /// Returns the next frame from `peer`, which must be that piece of the part of `owner`.
-    fn piece(
-        &self,
-        mesh: &Mesh,
-        step: CollectiveStep,
-        peer: usize,
-        owner: usize,
-        index: usize,
-    ) -> Result<Option<Arc<Payload>>, CommError> {
-        pieces::receive(mesh, step, peer, self.codec, &self.chunks[owner], index)
     }
 
     /// Stores a result of the part of `peer`.
@@ -220,7 +211,9 @@ impl<F> Direct<F> {
     fn add(&mut self, mesh: &Mesh, rank: usize) -> bool {
         let index = self.added[rank];
         let before = rank.checked_sub(1).map_or_else(|| self.chunks[self.rank].count(), |before| self.added[before]);
-        if index >= before || rank == self.rank && !self.has_contributed() {
+        // Rank 1 has nothing to add up before its own contribution.
+        let in_place = rank >= self.rank || self.rank == 1;
+        if index >= before || in_place && !self.has_contributed() {
             return false;
         }
         let range = self.chunks[self.rank].get(index);
@@ -233,7 +226,7 @@ impl<F> Direct<F> {
             }
         } else {
             let Some(payload) = self.peers[rank].pending.pop_front() else { return false };
-            if rank > self.rank {
+            if in_place {
                 self.codec.decode(&range, &payload, &mut self.data[range.clone()], add);
             } else if rank == 0 {
                 // Copied: adding it to zero would turn -0.0 into 0.0.

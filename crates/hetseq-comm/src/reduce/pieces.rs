@@ -43,20 +43,29 @@ pub(super) fn others(rank: usize, world: usize) -> impl Iterator<Item = usize> {
     (1..world).map(move |step| (rank + step) % world)
 }
 
-/// The newest results of this rank's part, encoded once for all peers that are about as far.
-#[derive(Default)]
-pub(super) struct Results(VecDeque<(usize, Arc<Payload>)>);
+/// The newest results, encoded once for all receivers that are about as far. A result that all have
+/// is dropped at once: its memory is reused while it is in the cache.
+pub(super) struct Results {
+    receivers: usize,
+    /// The index of each result, its payload, and the number of receivers that it still goes to.
+    newest: VecDeque<(usize, Arc<Payload>, usize)>,
+}
 
 impl Results {
+    pub(super) fn for_receivers(receivers: usize) -> Results {
+        Results { receivers, newest: VecDeque::new() }
+    }
+
+    /// Returns a result for its next receiver.
     pub(super) fn get(&mut self, index: usize, encode: impl FnOnce() -> Arc<Payload>) -> Arc<Payload> {
-        if let Some((_, payload)) = self.0.iter().find(|(at, _)| *at == index) {
-            return payload.clone();
+        let cached = self.newest.iter().position(|(at, ..)| *at == index).and_then(|at| self.newest.remove(at));
+        let (_, payload, receivers) = cached.unwrap_or_else(|| (index, encode(), self.receivers));
+        if receivers > 1 {
+            if self.newest.len() == CACHED {
+                self.newest.pop_front();
+            }
+            self.newest.push_back((index, payload.clone(), receivers - 1));
         }
-        let payload = encode();
-        if self.0.len() == CACHED {
-            self.0.pop_front();
-        }
-        self.0.push_back((index, payload.clone()));
         payload
     }
 }
@@ -66,16 +75,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_is_encoded_once_for_peers_that_are_about_as_far() {
-        let (mut results, mut encoded) = (Results::default(), Vec::new());
-        for index in [0, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7, 0, 8, 0, 8] {
+    fn a_result_is_encoded_once_for_receivers_that_are_about_as_far() {
+        let (mut results, mut encoded) = (Results::for_receivers(3), Vec::new());
+        for index in [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 9, 2, 9, 0] {
             results.get(index, || {
                 encoded.push(index);
                 Payload::new(vec![index as u8])
             });
         }
-        // The first was dropped from the cache when the ninth arrived.
-        assert_eq!(encoded, [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]);
+        // The second was dropped from the cache when the ninth arrived, the first once all had it.
+        assert_eq!(encoded, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 0]);
         assert_eq!(results.get(8, || unreachable!("it is cached"))[..], [8]);
     }
 }
