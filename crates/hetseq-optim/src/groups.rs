@@ -36,12 +36,12 @@ impl ParameterGroup {
     }
 
     /// Whether steps leave the parameter unchanged.
-    pub(crate) fn is_frozen(&self) -> bool {
+    pub(crate) fn has_zero_rate(&self) -> bool {
         self.lr_scale == 0.0
     }
 }
 
-/// The group of each parameter of one [`Layout`].
+/// The group of each parameter of one [`Layout`]. Those of frozen parameters have no effect.
 ///
 /// All ranks must use equal groups, or their replicas drift apart. Checkpoints do not hold them.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,9 +1,9 @@
 //! The flat layout: the position of each parameter in the one buffer format that gradients,
 //! collectives, the optimizer and checkpoints share.
 //!
-//! It holds names, shapes and ranges, but no values. It covers only parameters that require a
-//! gradient; buffers of the model are stored elsewhere. The trainer builds it once from the model.
-//! Ranks compare [`Layout::hash`] before the first update.
+//! It holds names, shapes and ranges, but no values. It covers trainable and frozen parameters, in
+//! this order; buffers of the model are stored elsewhere. The trainer builds it once from the
+//! model. Ranks compare [`Layout::hash`] before the first update.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -22,17 +22,23 @@ pub struct LayoutEntry {
 }
 
 /// Parameters in a stable order, back to back, without gaps.
+///
+/// Frozen parameters come last. So gradients and optimizer state, which only trainable parameters
+/// have, are buffers with the same positions and a smaller length, [`Layout::trainable_len`].
 #[derive(Clone, Debug)]
 pub struct Layout {
     entries: Vec<LayoutEntry>,
     by_name: HashMap<String, usize>,
     len: usize,
+    /// The number of entries before the first frozen one.
+    trainable: usize,
 }
 
 impl Layout {
-    /// Places the parameters in the given order. A scalar has the empty shape and one element.
+    /// Places the parameters in the given order, all trainable. A scalar has the empty shape and one
+    /// element.
     pub fn new(entries: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Layout, OptimError> {
-        let mut layout = Layout { entries: Vec::new(), by_name: HashMap::new(), len: 0 };
+        let mut layout = Layout { entries: Vec::new(), by_name: HashMap::new(), len: 0, trainable: 0 };
         for (name, shape) in entries {
             let index = layout.entries.len();
             match layout.by_name.entry(name.clone()) {
@@ -48,7 +54,23 @@ impl Layout {
             layout.entries.push(LayoutEntry { name, shape, range: layout.len..end });
             layout.len = end;
         }
+        layout.trainable = layout.entries.len();
         Ok(layout)
+    }
+
+    /// Moves the parameters for which `is_frozen` returns true behind all others. Otherwise the
+    /// order stays.
+    pub fn freeze(self, is_frozen: impl Fn(&LayoutEntry) -> bool) -> Layout {
+        let (frozen, mut entries): (Vec<_>, Vec<_>) = self.entries.into_iter().partition(is_frozen);
+        let trainable = entries.len();
+        entries.extend(frozen);
+        let mut start = 0;
+        for entry in &mut entries {
+            entry.range = start..start + entry.range.len();
+            start = entry.range.end;
+        }
+        let by_name = entries.iter().enumerate().map(|(index, entry)| (entry.name.clone(), index)).collect();
+        Layout { entries, by_name, len: self.len, trainable }
     }
 
     /// The number of elements of all parameters.
@@ -61,9 +83,29 @@ impl Layout {
         self.len == 0
     }
 
+    /// The number of elements of the trainable parameters, which are the first ones.
+    pub fn trainable_len(&self) -> usize {
+        self.trainable_entries().last().map_or(0, |entry| entry.range.end)
+    }
+
     /// The parameters, in the order of their ranges.
     pub fn entries(&self) -> &[LayoutEntry] {
         &self.entries
+    }
+
+    /// The trainable parameters, in the order of their ranges.
+    pub fn trainable_entries(&self) -> &[LayoutEntry] {
+        &self.entries[..self.trainable]
+    }
+
+    /// The frozen parameters, in the order of their ranges.
+    pub fn frozen_entries(&self) -> &[LayoutEntry] {
+        &self.entries[self.trainable..]
+    }
+
+    /// Whether a parameter called `name` exists and is frozen.
+    pub fn is_frozen(&self, name: &str) -> bool {
+        self.by_name.get(name).is_some_and(|index| *index >= self.trainable)
     }
 
     /// The parameter called `name`.
@@ -71,7 +113,8 @@ impl Layout {
         self.by_name.get(name).and_then(|index| self.entries.get(*index))
     }
 
-    /// A hash of names, shapes and order, equal on every platform and in every build.
+    /// A hash of names, shapes, order and what is frozen, equal on every platform and in every
+    /// build.
     ///
     /// Lengths precede contents, so that no two layouts hash the same bytes.
     pub fn hash(&self) -> u64 {
@@ -88,6 +131,10 @@ impl Layout {
                 number(&mut hasher, *dimension);
             }
         }
+        // Without frozen parameters nothing is added: older checkpoints hold that hash.
+        if self.trainable < self.entries.len() {
+            number(&mut hasher, self.trainable);
+        }
         let mut first = [0; 8];
         hasher.finalize_xof().fill(&mut first);
         u64::from_le_bytes(first)
@@ -96,7 +143,8 @@ impl Layout {
 
 impl PartialEq for Layout {
     fn eq(&self, other: &Layout) -> bool {
-        self.entries == other.entries // the index is derived from them
+        // The index and the length are derived from these.
+        self.entries == other.entries && self.trainable == other.trainable
     }
 }
 
@@ -157,6 +205,31 @@ mod tests {
         ] {
             assert_ne!(other.hash(), base.hash());
         }
+    }
+
+    #[test]
+    fn frozen_parameters_come_last_in_the_same_order() {
+        let shapes: [(&str, &[usize]); 5] = [("a", &[2, 3]), ("b", &[]), ("c", &[0]), ("d", &[4]), ("e", &[2])];
+        let layout = layout(&shapes).freeze(|entry| ["a", "d"].contains(&entry.name.as_str()));
+        let places: Vec<_> = layout.entries().iter().map(|e| (e.name.as_str(), e.range.clone())).collect();
+        assert_eq!(places, [("b", 0..1), ("c", 1..1), ("e", 1..3), ("a", 3..9), ("d", 9..13)]);
+        assert_eq!((layout.trainable_len(), layout.len()), (3, 13));
+        assert_eq!(layout.trainable_entries(), &layout.entries()[..3]);
+        assert_eq!(layout.get("d").unwrap().range, 9..13);
+        let frozen = ["a", "b", "c", "d", "e", "f"].map(|name| layout.is_frozen(name));
+        assert_eq!(frozen, [true, false, false, true, false, false]);
+    }
+
+    #[test]
+    fn freezing_changes_the_hash_even_if_the_order_stays() {
+        let base = layout(&[("ab", &[2, 3]), ("c", &[4]), ("d", &[])]);
+        assert_eq!(base.clone().freeze(|_| false), base);
+        assert_eq!(base.clone().freeze(|_| false).hash(), base.hash());
+        let freeze = |names: &[&str]| base.clone().freeze(|entry| names.contains(&entry.name.as_str()));
+        let all = [&[][..], &["d"], &["c", "d"], &["ab", "c", "d"], &["ab"], &["c"]].map(freeze);
+        let hashes: std::collections::HashSet<u64> = all.iter().map(Layout::hash).collect();
+        assert_eq!(hashes.len(), all.len());
+        assert_ne!(all[0], all[1]);
     }
 
     #[test]

@@ -97,7 +97,7 @@ pub(super) fn step(
     let (first, second) = (&*first, &*second);
     let finite = (pieces, cut(parameters, lengths())).into_par_iter().map(|(piece, p): (&Piece, &mut [f32])| {
         let tensor = &all.tensors[piece.tensor];
-        if tensor.group.is_frozen() {
+        if tensor.group.has_zero_rate() {
             // A moment that is not finite shows in the sum of squares: in `f64` it cannot overflow.
             return directions[piece.tensor].is_finite();
         }

@@ -25,7 +25,8 @@ use pieces::Pieces;
 use runs::GroupRuns;
 use sweep::Sweep;
 
-/// An update rule with its moments, over a whole [`Layout`].
+/// An update rule with its moments, over the trainable part of a [`Layout`]. Frozen parameters have
+/// no gradient and no moments, and do not change.
 ///
 /// Steps are bit-identical for any number of threads, any allowed split into ranges and any
 /// instruction set. It uses the rayon pool of the caller.
@@ -34,6 +35,8 @@ pub struct Optimizer {
     config: OptimizerConfig,
     runs: GroupRuns,
     moments: Moments,
+    /// The number of elements of the layout, with frozen ones.
+    len: usize,
     steps: u64,
     /// `beta^steps`, updated by one multiplication per step: `powf` may differ between platforms,
     /// and replicas with different last bits would drift apart.
@@ -62,24 +65,28 @@ impl Optimizer {
     ) -> Result<Optimizer, OptimError> {
         config.validate()?;
         groups.check_layout(layout)?;
-        let moments = Moments::new(config, || Pieces::new(layout, groups), layout.len());
+        let moments = Moments::new(config, || Pieces::new(layout, groups), layout.trainable_len());
         Ok(Optimizer {
             config: config.clone(),
             runs: GroupRuns::new(layout, groups),
             moments,
+            len: layout.len(),
             steps: 0,
             beta_powers: [1.0; 2],
             is_finite: true,
         })
     }
 
-    /// One update of the whole layout: applies `gradients * scale` to `parameters` with rate `lr`.
+    /// One update: applies `gradients * scale` to `parameters` with rate `lr`. `parameters` are those
+    /// of the whole layout, `gradients` those of its trainable part.
     ///
     /// # Panics
-    /// If a buffer is not as long as the layout.
+    /// If a buffer has another length.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &[f32], scale: f32, lr: f32) {
+        assert_eq!(parameters.len(), self.len, "parameters of the layout");
         self.begin_step();
-        self.step_range(0..self.runs.len(), parameters, gradients, scale, lr);
+        let trainable = self.runs.len();
+        self.step_range(0..trainable, &mut parameters[..trainable], gradients, scale, lr);
     }
 
     /// Begins an update: advances the step count and the bias corrections. Call it once per update,
@@ -92,19 +99,20 @@ impl Optimizer {
         }
     }
 
-    /// Updates the elements `range` of the layout; the buffers hold those elements only.
+    /// Updates the elements `range` of the layout's trainable part; the buffers hold those elements
+    /// only.
     ///
     /// The ranges of one update may come in any order, but must not overlap, and all take the same
     /// `scale` and `lr`. They may cut parameters anywhere, except for LAMB and Adafactor, which
     /// need whole parameters: there a range must begin and end at parameter boundaries.
     ///
     /// # Panics
-    /// If the range exceeds the layout or cuts a parameter that must be whole, a buffer is not as
-    /// long as the range, or `begin_step` was never called.
+    /// If the range exceeds the trainable part or cuts a parameter that must be whole, a buffer is
+    /// not as long as the range, or `begin_step` was never called.
     pub fn step_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &[f32], scale: f32, lr: f32) {
         assert!(self.steps > 0, "step_range before the first begin_step");
         let len = self.runs.len();
-        assert!(range.start <= range.end && range.end <= len, "range {range:?} leaves the layout of {len} elements");
+        assert!(range.start <= range.end && range.end <= len, "range {range:?} leaves the {len} trainable elements");
         assert_eq!(parameters.len(), range.len(), "parameters for {range:?}");
         assert_eq!(gradients.len(), range.len(), "gradients for {range:?}");
 

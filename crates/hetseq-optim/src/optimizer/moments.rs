@@ -40,44 +40,38 @@ const SECOND_COLS: &str = "exp_avg_sq_col";
 const SQUARES: &str = "square_avg";
 const STEPS: &str = "acc_delta";
 
-impl Moments {
-    /// The named buffers that a checkpoint must hold.
-    pub(super) fn slots(&self) -> Vec<(&'static str, &Vec<f32>)> {
-        match self {
+/// The named buffers of `$moments`, borrowed by `$borrow`: `&` or `&mut`.
+macro_rules! slots {
+    ($moments:expr, $($borrow:tt)+) => {
+        match $moments {
             Moments::None => Vec::new(),
             Moments::Momentum { buffer } => vec![(MOMENTUM, buffer)],
             Moments::Adam { exp_avg, exp_avg_sq } | Moments::Lamb { exp_avg, exp_avg_sq, .. } => {
                 vec![(FIRST, exp_avg), (SECOND, exp_avg_sq)]
             }
             Moments::Adadelta { square_avg, acc_delta } => vec![(SQUARES, square_avg), (STEPS, acc_delta)],
-            Moments::Adafactor { moments: m, .. } => {
+            Moments::Adafactor { moments, .. } => {
                 let slots = [
-                    (FIRST, &m.exp_avg),
-                    (SECOND_ROWS, &m.exp_avg_sq_row),
-                    (SECOND_COLS, &m.exp_avg_sq_col),
-                    (SECOND, &m.exp_avg_sq),
+                    (FIRST, $($borrow)+ moments.exp_avg),
+                    (SECOND_ROWS, $($borrow)+ moments.exp_avg_sq_row),
+                    (SECOND_COLS, $($borrow)+ moments.exp_avg_sq_col),
+                    (SECOND, $($borrow)+ moments.exp_avg_sq),
                 ];
                 // The settings and the model determine which of these exist.
                 slots.into_iter().filter(|(_, values)| !values.is_empty()).collect()
             }
         }
+    };
+}
+
+impl Moments {
+    /// The named buffers that a checkpoint must hold.
+    pub(super) fn slots(&self) -> Vec<(&'static str, &Vec<f32>)> {
+        slots!(self, &)
     }
 
     /// The same, mutable; lengths must not change.
     pub(super) fn slots_mut(&mut self) -> Vec<(&'static str, &mut Vec<f32>)> {
-        match self {
-            Moments::None => Vec::new(),
-            Moments::Momentum { buffer } => vec![(MOMENTUM, buffer)],
-            Moments::Adam { exp_avg, exp_avg_sq } | Moments::Lamb { exp_avg, exp_avg_sq, .. } => {
-                vec![(FIRST, exp_avg), (SECOND, exp_avg_sq)]
-            }
-            Moments::Adadelta { square_avg, acc_delta } => vec![(SQUARES, square_avg), (STEPS, acc_delta)],
-            Moments::Adafactor { moments: m, .. } => vec![
-                (FIRST, &mut m.exp_avg),
-                (SECOND_ROWS, &mut m.exp_avg_sq_row),
-                (SECOND_COLS, &mut m.exp_avg_sq_col),
-                (SECOND, &mut m.exp_avg_sq),
-            ],
-        }
+        slots!(self, &mut)
     }
 }

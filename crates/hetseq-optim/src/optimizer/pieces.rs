@@ -45,7 +45,7 @@ impl Piece {
     }
 }
 
-/// The parameters of a layout and their pieces, both in order and without gaps.
+/// The trainable parameters of a layout and their pieces, both in order and without gaps.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pub(super) tensors: Vec<Tensor>,
@@ -54,7 +54,7 @@ pub(super) struct Pieces {
 
 impl Pieces {
     pub(super) fn new(layout: &Layout, groups: &ParameterGroups) -> Pieces {
-        let entries = layout.entries().iter().zip(groups.as_slice());
+        let entries = layout.trainable_entries().iter().zip(groups.as_slice());
         let tensors: Vec<Tensor> = entries
             .filter(|(entry, _)| !entry.range.is_empty())
             .map(|(entry, group)| Tensor { range: entry.range.clone(), shape: entry.shape.clone(), group: *group })

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::{Layout, ParameterGroup, ParameterGroups};
 
-/// Ranges that cover the layout in order; none is empty.
+/// Ranges that cover the trainable part of the layout in order; none is empty.
 #[derive(Debug)]
 pub(super) struct GroupRuns {
     /// The end of each range (it starts at the end of the one before) and its position in `groups`.
@@ -22,7 +22,7 @@ impl GroupRuns {
     pub(super) fn new(layout: &Layout, groups: &ParameterGroups) -> GroupRuns {
         let mut found = GroupRuns { runs: Vec::new(), groups: Vec::new() };
         let mut positions = HashMap::new();
-        let entries = layout.entries().iter().zip(groups.as_slice());
+        let entries = layout.trainable_entries().iter().zip(groups.as_slice());
         for (entry, group) in entries.filter(|(entry, _)| !entry.range.is_empty()) {
             let position = *positions.entry((group.decays, group.lr_scale.to_bits())).or_insert_with(|| {
                 found.groups.push(*group);
@@ -36,7 +36,7 @@ impl GroupRuns {
         found
     }
 
-    /// The number of elements of the layout.
+    /// The number of elements of the layout's trainable part.
     pub(super) fn len(&self) -> usize {
         self.runs.last().map_or(0, |(end, _)| *end)
     }
@@ -48,8 +48,8 @@ impl GroupRuns {
     }
 
     /// Whether steps leave the parameters of the group at this position unchanged.
-    pub(super) fn is_frozen(&self, position: usize) -> bool {
-        self.groups[position].is_frozen()
+    pub(super) fn has_zero_rate(&self, position: usize) -> bool {
+        self.groups[position].has_zero_rate()
     }
 
     /// The ranges within the `len` elements from `start` on, relative to `start`, and the positions

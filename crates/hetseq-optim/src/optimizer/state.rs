@@ -17,9 +17,9 @@ const MAX_STEPS: f64 = 9_007_199_254_740_992.0;
 impl Optimizer {
     /// The moments by name: `momentum_buffer` for SGD with momentum, `exp_avg` and `exp_avg_sq` for
     /// Adam, AdamW and LAMB, `square_avg` and `acc_delta` for Adadelta, none for plain SGD. Each is
-    /// as long as the layout. Adafactor has `exp_avg_sq_row` and `exp_avg_sq_col` for parameters
-    /// with two or more dimensions, one parameter after the other, `exp_avg_sq` for the others, and
-    /// `exp_avg` with `beta1`.
+    /// as long as the trainable part of the layout. Adafactor has `exp_avg_sq_row` and
+    /// `exp_avg_sq_col` for parameters with two or more dimensions, one parameter after the other,
+    /// `exp_avg_sq` for the others, and `exp_avg` with `beta1`.
     pub fn state(&self) -> Vec<(String, &[f32])> {
         self.moments.slots().into_iter().map(|(name, values)| (name.to_owned(), &values[..])).collect()
     }

@@ -41,7 +41,7 @@ impl Sweep<'_> {
             for (at, group) in self.runs.within(start, p.len()) {
                 let moments = moments.each_mut().map(|moment| &mut moment[at.clone()]);
                 let (p, g) = (&mut p[at.clone()], &g[at]);
-                is_finite &= if self.runs.is_frozen(group) {
+                is_finite &= if self.runs.has_zero_rate(group) {
                     // With a rate of 0 the kernel would turn some -0 into 0, and a parameter with
                     // an infinite gradient into NaN. A copy keeps this branch out of the kernels.
                     kernel(&mut p.to_vec(), g, moments, &scalars[group])

@@ -1,6 +1,7 @@
 //! Properties of all optimizers: threads, ranges and resuming change no bit, and mistakes are
 //! named. `tests/golden` compares the numbers with PyTorch's.
 
+mod frozen;
 mod scales;
 
 use std::collections::BTreeMap;

@@ -140,7 +140,7 @@ pub(super) fn step(
     let finite = (pass.pieces, cut(parameters, pass.lengths()), full_moments, averages).into_par_iter().map(
         |(piece, p, v, average): (&Piece, &mut [f32], &mut [f32], &mut [f32])| {
             // As in `sweep.rs`: a parameter with a learning-rate scale of 0 must keep its bits.
-            let mut copy = all.tensors[piece.tensor].group.is_frozen().then(|| p.to_vec());
+            let mut copy = all.tensors[piece.tensor].group.has_zero_rate().then(|| p.to_vec());
             let p = copy.as_deref_mut().unwrap_or(p);
             let (rate, mut scratch, mut is_finite) = (rates[piece.tensor], scratch(), true);
             for at in chunks(p.len()) {
