@@ -15,3 +15,4 @@ pub use format::{bytes, duration, median, thousands};
 pub use scores::{Bleu, BleuSums, BleuTokenizer, Chrf, ChrfSums, Corpus, SACREBLEU, Smoothing, UnequalLines};
 pub use scores::{ClassSums, CorrelationSums, F1Averages, F1Score, LabelCounts, ScoreError, spearman};
 pub use scores::{EntityReport, EntitySpan, EntitySums, TagScheme, entity_spans, entity_types};
+pub use scores::{GoldEntity, GoldMention, LinkSums, PredictedMention};

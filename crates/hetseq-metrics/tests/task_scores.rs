@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use hetseq_metrics::{
-    ClassSums, CorrelationSums, EntitySums, F1Score, ScoreError, TagScheme, entity_spans, entity_types, spearman,
+    ClassSums, CorrelationSums, EntitySums, F1Score, GoldEntity, GoldMention, LinkSums, PredictedMention, ScoreError,
+    TagScheme, entity_spans, entity_types, spearman,
 };
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -242,6 +243,31 @@ fn tag() -> impl Strategy<Value = &'static str> {
     )
 }
 
+/// A span, its gold entity or `None` if only predicted, and its predicted entity.
+type MentionPair = (std::ops::Range<usize>, Option<GoldEntity>, Option<u32>);
+
+fn mention() -> impl Strategy<Value = MentionPair> {
+    let entity = prop_oneof![
+        (0u32..2).prop_map(GoldEntity::Linked),
+        Just(GoldEntity::Unknown),
+        Just(GoldEntity::OutOfDictionary)
+    ];
+    let span = (0usize..6, 1usize..3).prop_map(|(start, words)| start..start + words);
+    (span, prop::option::of(entity), prop::option::of(0u32..2))
+}
+
+type LinkSample = (Vec<GoldMention>, Vec<PredictedMention>, Vec<u32>);
+
+fn link_sample(mentions: &[MentionPair]) -> LinkSample {
+    let gold =
+        mentions.iter().filter_map(|(words, gold, _)| Some(GoldMention { words: words.clone(), entity: (*gold)? }));
+    let gold: Vec<GoldMention> = gold.collect();
+    let given = gold.iter().filter(|mention| matches!(mention.entity, GoldEntity::Linked(_))).map(|_| 1).collect();
+    let predicted =
+        mentions.iter().map(|(words, _, entity)| PredictedMention { words: words.clone(), entity: *entity });
+    (gold, predicted.collect(), given)
+}
+
 proptest! {
     /// For any distribution of sentences over ranks and any order, the added sums are those of all.
     #[test]
@@ -275,6 +301,31 @@ proptest! {
         let restored = EntitySums::from_counts(&types, &counts).unwrap();
         prop_assert_eq!(&restored, &whole);
         prop_assert_eq!(restored.report(), whole.report());
+    }
+
+    /// The same for links.
+    #[test]
+    fn links_of_parts_add_up_to_the_whole(
+        samples in prop::collection::vec((prop::collection::vec(mention(), 0..6), 0usize..4), 0..20), reverse: bool,
+    ) {
+        let (mut whole, mut parts) = (LinkSums::default(), vec![LinkSums::default(); 4]);
+        for (mentions, rank) in &samples {
+            let (gold, predicted, given) = link_sample(mentions);
+            let sums = LinkSums::of(&gold, &predicted, &given).unwrap();
+            whole.add(&sums);
+            parts[*rank].add(&sums);
+        }
+        if reverse {
+            parts.reverse();
+        }
+        let mut counts = [0; LinkSums::COUNTS];
+        for part in &parts {
+            counts.iter_mut().zip(part.to_counts()).for_each(|(sum, count)| *sum += count);
+        }
+        prop_assert_eq!(LinkSums::from_counts(&counts), Ok(whole));
+        let [true_mentions, predicted, gold, true_links, predicted_links, gold_links, correct, linkable] = counts;
+        prop_assert!(true_mentions <= predicted.min(gold) && predicted_links <= predicted && gold_links <= gold);
+        prop_assert!(true_links <= true_mentions.min(predicted_links).min(gold_links) && correct <= linkable);
     }
 
     /// Any tags match themselves completely.

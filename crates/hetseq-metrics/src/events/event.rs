@@ -18,6 +18,9 @@ pub enum Event {
         world: usize,
         devices: usize,
         parameters: usize,
+        /// How many of them do not change (`optim.frozen`).
+        #[serde(default)]
+        frozen_parameters: usize,
         train_samples: usize,
         valid_samples: usize,
         updates_per_epoch: usize,

@@ -31,9 +31,6 @@ struct Moments {
 }
 
 impl CorrelationSums {
-    /// How many numbers [`CorrelationSums::to_sums`] returns.
-    pub const SUMS: usize = 7;
-
     pub fn of(gold: &[f64], predicted: &[f64]) -> Result<Self, ScoreError> {
         check_lengths(gold.len(), predicted.len())?;
         let mut sums = CorrelationSums::default();
@@ -86,49 +83,6 @@ impl CorrelationSums {
     /// NaN without pairs.
     pub fn mean_squared_error(&self) -> f64 {
         self.squared_errors / self.pairs as f64
-    }
-
-    /// Plain sums for ranks that can only add numbers: of 1, `g`, `p`, `g²`, `p²`, `g p` and the
-    /// squared error, with `g` and `p` as differences from `center` (gold, predicted).
-    ///
-    /// All ranks must use the same center. Unlike [`CorrelationSums::add`], sums lose digits if the
-    /// values spread less than they differ from it, so it should be near their mean.
-    pub fn to_sums(&self, center: [f64; 2]) -> [f64; CorrelationSums::SUMS] {
-        let pairs = self.pairs as f64;
-        if self.pairs == 0 {
-            return [0.0; CorrelationSums::SUMS];
-        }
-        let (gold, predicted) = (self.gold.mean - center[0], self.predicted.mean - center[1]);
-        [
-            pairs,
-            pairs * gold,
-            pairs * predicted,
-            self.gold.squares + pairs * gold * gold,
-            self.predicted.squares + pairs * predicted * predicted,
-            self.products + pairs * gold * predicted,
-            self.squared_errors,
-        ]
-    }
-
-    /// Restores the moments from sums about the same `center`.
-    pub fn from_sums(center: [f64; 2], sums: [f64; CorrelationSums::SUMS]) -> Self {
-        let [pairs, gold, predicted, gold_squares, predicted_squares, products, squared_errors] = sums;
-        if pairs.is_nan() || pairs < 1.0 {
-            return CorrelationSums::default();
-        }
-        let moments = |center: f64, sum: f64, sum_of_squares: f64| {
-            let squares = sum_of_squares - sum * (sum / pairs);
-            // Nothing but the rounding of the sums is left if all values are equal.
-            let is_constant = squares <= 16.0 * f64::EPSILON * sum_of_squares;
-            Moments { mean: center + sum / pairs, squares: if is_constant { 0.0 } else { squares } }
-        };
-        CorrelationSums {
-            pairs: pairs as u64,
-            gold: moments(center[0], gold, gold_squares),
-            predicted: moments(center[1], predicted, predicted_squares),
-            products: products - gold * (predicted / pairs),
-            squared_errors,
-        }
     }
 }
 
@@ -184,8 +138,6 @@ mod tests {
         let nan = |gold: &[f64], predicted: &[f64]| {
             let sums = CorrelationSums::of(gold, predicted).unwrap();
             assert!(sums.pearson().is_nan(), "{gold:?} {predicted:?}");
-            let sums = CorrelationSums::from_sums([0.5, 3.0], sums.to_sums([0.5, 3.0]));
-            assert!(sums.pearson().is_nan(), "{gold:?} {predicted:?}");
         };
         nan(&[], &[]);
         nan(&[1.0], &[2.0]);
@@ -232,25 +184,20 @@ mod tests {
             if reverse {
                 parts.reverse();
             }
-            let (mut merged, mut sums, center) = (CorrelationSums::default(), [0.0; 7], [0.5, -0.25]);
+            let mut merged = CorrelationSums::default();
             for part in &parts {
                 merged.add(part);
-                sums.iter_mut().zip(part.to_sums(center)).for_each(|(sum, more)| *sum += more);
             }
-            for other in [merged, CorrelationSums::from_sums(center, sums)] {
-                prop_assert_eq!(other.pairs(), pairs.len() as u64);
-                prop_assert!((other.pearson() - whole.pearson()).abs() < 1e-9);
-                prop_assert!((other.mean_squared_error() / whole.mean_squared_error() - 1.0).abs() < 1e-12);
-            }
+            prop_assert_eq!(merged.pairs(), pairs.len() as u64);
+            prop_assert!((merged.pearson() - whole.pearson()).abs() < 1e-9);
+            prop_assert!((merged.mean_squared_error() / whole.mean_squared_error() - 1.0).abs() < 1e-12);
         }
 
         #[test]
-        fn no_numbers_panic(gold in any::<[f64; 4]>(), predicted in any::<[f64; 4]>(), sums in any::<[f64; 7]>()) {
+        fn no_numbers_panic(gold in any::<[f64; 4]>(), predicted in any::<[f64; 4]>()) {
             let found = CorrelationSums::of(&gold, &predicted).unwrap().pearson();
             prop_assert!(found.is_nan() || (-1.0..=1.0).contains(&found));
             let found = spearman(&gold, &predicted).unwrap();
-            prop_assert!(found.is_nan() || (-1.0..=1.0).contains(&found));
-            let found = CorrelationSums::from_sums([gold[0], predicted[0]], sums).pearson();
             prop_assert!(found.is_nan() || (-1.0..=1.0).contains(&found));
         }
     }

@@ -1,5 +1,6 @@
 //! Input that has no score: wrong lengths, labels or counts. Returned by
-//! [`entities`](crate::scores::entities), [`classification`](crate::scores::classification) and
+//! [`entities`](crate::scores::entities), [`linking`](crate::scores::linking),
+//! [`classification`](crate::scores::classification) and
 //! [`correlation`](crate::scores::correlation). Scores of text have
 //! [`UnequalLines`](crate::UnequalLines) instead.
 

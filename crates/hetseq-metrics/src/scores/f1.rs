@@ -1,6 +1,6 @@
 //! Precision, recall and F1 of labels from counts, and their averages over labels. Used by
-//! [`entities`](crate::scores::entities) and [`classification`](crate::scores::classification),
-//! which define what is counted.
+//! [`entities`](crate::scores::entities), [`linking`](crate::scores::linking) and
+//! [`classification`](crate::scores::classification), which define what is counted.
 //!
 //! A ratio without a denominator is 0, the default of seqeval and `zero_division=0` of
 //! scikit-learn.

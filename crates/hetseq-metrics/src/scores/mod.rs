@@ -1,5 +1,5 @@
-//! Scores of translations, equal to sacrebleu's, and of tags, classes and numbers, equal to
-//! seqeval's, scikit-learn's and SciPy's. All but Spearman correlation are based on sums, so that
+//! Scores of translations, equal to sacrebleu's, of tags, classes and numbers, equal to seqeval's,
+//! scikit-learn's and SciPy's, and of entity linking. All but Spearman correlation are based on sums, so that
 //! ranks can add them up.
 
 pub mod bleu;
@@ -10,6 +10,7 @@ pub mod correlation;
 pub mod entities;
 mod error;
 pub mod f1;
+pub mod linking;
 mod ngrams;
 mod words;
 
@@ -21,3 +22,4 @@ pub use correlation::{CorrelationSums, spearman};
 pub use entities::{EntityReport, EntitySpan, EntitySums, TagScheme, entity_spans, entity_types};
 pub use error::ScoreError;
 pub use f1::{F1Averages, F1Score, LabelCounts};
+pub use linking::{GoldEntity, GoldMention, LinkSums, PredictedMention};

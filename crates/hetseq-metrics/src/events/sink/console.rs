@@ -89,6 +89,7 @@ impl Console {
             world,
             devices,
             parameters,
+            frozen_parameters,
             train_samples,
             padding,
             total_updates,
@@ -106,8 +107,12 @@ impl Console {
         }
         let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
         let padding = if *padding > 0.0 { format!(" ({:.1} % padding)", padding * 100.0) } else { String::new() };
+        let frozen = match *frozen_parameters {
+            0 => String::new(),
+            frozen => format!(" ({} frozen)", thousands(frozen as u64)),
+        };
         self.print(&format!(
-            "{task}: {} parameters, {} training samples{padding}, {ranks} with {devices}, {} to go",
+            "{task}: {} parameters{frozen}, {} training samples{padding}, {ranks} with {devices}, {} to go",
             thousands(*parameters as u64),
             thousands(*train_samples as u64),
             count(total_updates.saturating_sub(*resumed_at) as usize, "update"),
