@@ -79,6 +79,13 @@ impl Batch {
         self.with(name, shape, ArrayValues::I32(values))
     }
 
+    /// Adds the count of another loss term.
+    #[must_use]
+    pub fn with_count(mut self, count: u64) -> Self {
+        self.counts.push(count);
+        self
+    }
+
     fn with(mut self, name: &str, shape: impl Into<Vec<usize>>, values: ArrayValues) -> Self {
         self.arrays.insert(name.to_owned(), Array { shape: shape.into(), values });
         self

@@ -49,7 +49,7 @@ pub use augment::resample::{Normalize, resample};
 pub use augment::view::{Crop, View};
 pub use cursor::Cursor;
 pub use error::DataError;
-pub use finetune::{LabelSet, SequenceSamples, TokenSamples};
+pub use finetune::{EntitySamples, EntityTable, LabelSet, LabelledSamples, SequenceSamples, TokenSamples};
 pub use fingerprint::fingerprint;
 pub use mask::Masking;
 pub use plan::{EpochPlan, GlobalBatch, Padding, PlanSpec, SampleLengths, Update};

@@ -1,4 +1,4 @@
-//! Errors of labelled text for fine-tuning: CoNLL files, tables and label sets.
+//! Errors of labelled text for fine-tuning: CoNLL files, tables, label sets and entity embeddings.
 //!
 //! Part of [`DataError`](super::DataError), in a separate enum for the same reason as
 //! [`CorpusError`](super::CorpusError).
@@ -39,12 +39,12 @@ pub enum FinetuneError {
     NoConllColumn { path: PathBuf, line: usize, setting: &'static str, column: i32, columns: usize },
 
     #[error(
-        "{}, line {line}: `token_column` and `label_column` are the same of {}; use a file with a label column, or \
-         correct the two settings",
+        "{}, line {line}: `{other}` and `{setting}` are the same of {}; use a file with more columns, or correct the \
+         two settings",
         .path.display(),
         counted(*.columns, "column")
     )]
-    NoLabels { path: PathBuf, line: usize, columns: usize },
+    SameConllColumn { path: PathBuf, line: usize, setting: &'static str, other: &'static str, columns: usize },
 
     #[error(
         "{}, line {line}: the label `{label}` is not one of {}; correct it, or list all labels in the config",
@@ -66,11 +66,18 @@ pub enum FinetuneError {
     BadLabelSet { problem: String },
 
     #[error(
-        "{} is not known as a table by its name; use a name that ends in .tsv, .csv or .jsonl, also with .gz, or set \
-         the format",
+        "{} is not known as a table by its name; use a name that ends in .tsv, .csv or .jsonl, also with .gz, or in \
+         .parquet, or set the format",
         .path.display()
     )]
     UnknownTableFormat { path: PathBuf },
+
+    #[error(
+        "{} is a Parquet file, but this program is built without Parquet; build it with `--features parquet`, or \
+         convert the file to JSONL",
+        .path.display()
+    )]
+    NoParquet { path: PathBuf },
 
     #[error(
         "{}, line {line}: {} but line {first_line} has {expected}; correct the line: {hint}",
@@ -116,6 +123,23 @@ pub enum FinetuneError {
     /// `problem` also says what to do.
     #[error("{}, line {line}: {problem}", .path.display())]
     BadRecord { path: PathBuf, line: usize, problem: String },
+
+    #[error(
+        "{}, line {line}: the entity is `{entity}`, but the mention begins in line {first_line} with `{first}`; give all \
+         words of a mention one entity, or begin a mention with `B`",
+        .path.display()
+    )]
+    TwoEntities { path: PathBuf, line: usize, entity: String, first_line: usize, first: String },
+
+    #[error(
+        "{} has no entities, but they are needed here; use a file with an entity column, and set `entity_column`",
+        .path.display()
+    )]
+    NoEntities { path: PathBuf },
+
+    /// `problem` also says what to do.
+    #[error("{}: {problem}", .path.display())]
+    BadFile { path: PathBuf, problem: String },
 
     #[error(
         "{}, line {line}: `{text}` in column `{column}` is not a finite number; correct it, or train classes",

@@ -10,6 +10,7 @@ use super::batch::PaddedRows;
 use super::config::{SequenceSampleConfig, padded};
 use super::encoded_texts::EncodedTexts;
 use super::label_set::LabelSet;
+use super::labelled_samples::LabelledSamples;
 use super::sequence_file::SequenceFile;
 use crate::arrays::Batch;
 use crate::error::{CorpusError, DataError, FinetuneError};
@@ -111,9 +112,12 @@ impl SequenceSamples {
         &self.counts
     }
 
-    /// The padded length of each sample.
-    pub fn lengths(&self) -> SampleLengths {
-        SampleLengths::PerSample((0..self.len()).map(|sample| self.padded(self.row_tokens(sample)) as u32).collect())
+    /// The number to be learned for a sample, if the samples have numbers.
+    pub fn number(&self, sample: u32) -> Option<f32> {
+        match &self.targets {
+            Targets::Numbers(numbers) => numbers.get(sample as usize).copied(),
+            Targets::Classes { .. } | Targets::None => None,
+        }
     }
 
     /// The padded length of the longest batch.
@@ -121,8 +125,26 @@ impl SequenceSamples {
         self.padded((0..self.len()).map(|sample| self.row_tokens(sample)).max().unwrap_or(0))
     }
 
-    /// 16 hexadecimal digits that differ between any two sets of samples. Ranks compare them.
-    pub fn fingerprint(&self) -> String {
+    /// The number of tokens of a sample, special tokens included.
+    fn row_tokens(&self, sample: usize) -> usize {
+        self.tokens.range(sample * self.texts..(sample + 1) * self.texts).len() + 1 + self.texts
+    }
+
+    fn row(&self, sample: usize) -> impl Iterator<Item = u32> {
+        let texts = (0..self.texts).flat_map(move |text| {
+            let at = sample * self.texts + text;
+            self.tokens.tokens[self.tokens.range(at..at + 1)].iter().copied().chain([self.special.sep])
+        });
+        [self.special.cls].into_iter().chain(texts)
+    }
+
+    fn padded(&self, tokens: usize) -> usize {
+        padded(tokens, self.config.pad_to_multiple, self.config.max_seq_length)
+    }
+}
+
+impl LabelledSamples for SequenceSamples {
+    fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&[self.texts as u8]);
         self.tokens.hash(&mut hasher);
@@ -141,12 +163,16 @@ impl SequenceSamples {
         hasher.finalize().to_hex()[..16].to_owned()
     }
 
+    fn lengths(&self) -> SampleLengths {
+        SampleLengths::PerSample((0..self.len()).map(|sample| self.padded(self.row_tokens(sample)) as u32).collect())
+    }
+
     /// Builds a batch with the arrays `input_ids` and `segment_ids` (`[rows, width]`), `lengths`
     /// (`[rows]`), and `labels` (`[rows]`, classes) or `targets` (`[rows]`, numbers). The count is
     /// samples.
     ///
     /// For prediction there are neither `labels` nor `targets`, and the count is 0.
-    pub fn collate(&self, ids: &[u32]) -> Result<Batch, DataError> {
+    fn collate(&self, ids: &[u32]) -> Result<Batch, DataError> {
         if let Some(&sample) = ids.iter().find(|&&id| id as usize >= self.len()) {
             return Err(CorpusError::NoSuchSample { sample, samples: self.len() }.into());
         }
@@ -169,23 +195,6 @@ impl SequenceSamples {
             }
             Targets::None => padded.into_batch(0),
         })
-    }
-
-    /// The number of tokens of a sample, special tokens included.
-    fn row_tokens(&self, sample: usize) -> usize {
-        self.tokens.range(sample * self.texts..(sample + 1) * self.texts).len() + 1 + self.texts
-    }
-
-    fn row(&self, sample: usize) -> impl Iterator<Item = u32> {
-        let texts = (0..self.texts).flat_map(move |text| {
-            let at = sample * self.texts + text;
-            self.tokens.tokens[self.tokens.range(at..at + 1)].iter().copied().chain([self.special.sep])
-        });
-        [self.special.cls].into_iter().chain(texts)
-    }
-
-    fn padded(&self, tokens: usize) -> usize {
-        padded(tokens, self.config.pad_to_multiple, self.config.max_seq_length)
     }
 }
 

@@ -13,6 +13,7 @@ use super::batch::PaddedRows;
 use super::config::{LongSentences, TokenSampleConfig, padded};
 use super::encoded_texts::EncodedTexts;
 use super::label_set::LabelSet;
+use super::labelled_samples::LabelledSamples;
 use super::windows::{WordWindow, windows, words_that_fit};
 use super::{ConllFile, IGNORED_LABEL};
 use crate::arrays::Batch;
@@ -164,58 +165,19 @@ impl TokenSamples {
         found.map_or_else(Vec::new, |sample| self.labelled(sample).map(|(_, columns)| columns.len()).collect())
     }
 
-    /// The padded length of each sample.
-    pub fn lengths(&self) -> SampleLengths {
-        let padded = |sample: &Sample| self.padded(self.tokens(sample)) as u32;
-        SampleLengths::PerSample(self.samples.iter().map(padded).collect())
+    /// For each sample of a batch, and for each of its labelled words, the `row * width + column` of
+    /// the first sub-token. With `label_all`, `label_positions` also has the others.
+    pub fn word_positions(&self, ids: &[u32]) -> Result<Vec<Vec<i32>>, DataError> {
+        let (rows, width) = self.rows(ids)?;
+        let of_row = |(row, sample): (usize, &&Sample)| {
+            self.labelled(sample).map(|(_, columns)| (row * width + columns.start) as i32).collect()
+        };
+        Ok(rows.iter().enumerate().map(of_row).collect())
     }
 
     /// The padded length of the longest batch.
     pub fn longest(&self) -> usize {
         self.padded(self.samples.iter().map(|sample| self.tokens(sample)).max().unwrap_or(0))
-    }
-
-    /// 16 hexadecimal digits that differ between any two sets of samples. Ranks compare them.
-    pub fn fingerprint(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        self.words.hash(&mut hasher);
-        for Sample { sentence_start, window: WordWindow { words, labelled }, .. } in &self.samples {
-            for number in [sentence_start, &words.start, &words.end, &labelled.start, &labelled.end] {
-                hasher.update(&(*number as u64).to_le_bytes());
-            }
-        }
-        hasher.update(&[u8::from(self.config.label_all)]);
-        if let Some(labels) = &self.labels {
-            hasher.update(labels.fingerprint.as_bytes());
-            labels.ids.iter().for_each(|id| {
-                hasher.update(&id.to_le_bytes());
-            });
-        }
-        hasher.finalize().to_hex()[..16].to_owned()
-    }
-
-    /// Builds a batch with the arrays `input_ids` and `segment_ids` (`[rows, width]`), `lengths`
-    /// (`[rows]`), `label_positions` and `labels` (one per labelled sub-token, in the order of rows
-    /// and words). A position is `row * width + column`. The count is labelled sub-tokens.
-    ///
-    /// For prediction there are positions, but no `labels`, and the count is 0.
-    pub fn collate(&self, ids: &[u32]) -> Result<Batch, DataError> {
-        let rows: Vec<&Sample> = ids.iter().map(|&id| self.sample(id)).collect::<Result<_, _>>()?;
-        let width = self.padded(rows.iter().map(|sample| self.tokens(sample)).max().unwrap_or(0));
-        let mut padded = PaddedRows::new(rows.len(), width, self.special.pad);
-        let (mut positions, mut labels) = (Vec::new(), Vec::new());
-        for (row, sample) in rows.iter().enumerate() {
-            padded.push(self.row(sample), usize::MAX);
-            for (word, columns) in self.labelled(sample) {
-                labels.extend(self.word_labels(word, columns.len()));
-                positions.extend(columns.map(|column| (row * width + column) as i32));
-            }
-        }
-        let batch = padded.into_batch(labels.len() as u64).with_i32("label_positions", [positions.len()], positions);
-        Ok(match &self.labels {
-            Some(_) => batch.with_i32("labels", [labels.len()], labels),
-            None => batch,
-        })
     }
 
     /// The tokens of a sample and the label of each, as Hugging Face has them: [`IGNORED_LABEL`]
@@ -236,6 +198,13 @@ impl TokenSamples {
     fn sample(&self, id: u32) -> Result<&Sample, DataError> {
         let missing = || CorpusError::NoSuchSample { sample: id, samples: self.len() }.into();
         self.samples.get(id as usize).ok_or_else(missing)
+    }
+
+    /// The samples of a batch, and its width.
+    fn rows(&self, ids: &[u32]) -> Result<(Vec<&Sample>, usize), DataError> {
+        let rows: Vec<&Sample> = ids.iter().map(|&id| self.sample(id)).collect::<Result<_, _>>()?;
+        let width = self.padded(rows.iter().map(|sample| self.tokens(sample)).max().unwrap_or(0));
+        Ok((rows, width))
     }
 
     /// Where the sub-tokens of a sample are. A truncated sentence may end within a word.
@@ -277,6 +246,54 @@ impl TokenSamples {
 
     fn padded(&self, tokens: usize) -> usize {
         padded(tokens, self.config.pad_to_multiple, self.config.max_seq_length)
+    }
+}
+
+impl LabelledSamples for TokenSamples {
+    fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        self.words.hash(&mut hasher);
+        for Sample { sentence_start, window: WordWindow { words, labelled }, .. } in &self.samples {
+            for number in [sentence_start, &words.start, &words.end, &labelled.start, &labelled.end] {
+                hasher.update(&(*number as u64).to_le_bytes());
+            }
+        }
+        hasher.update(&[u8::from(self.config.label_all)]);
+        if let Some(labels) = &self.labels {
+            hasher.update(labels.fingerprint.as_bytes());
+            labels.ids.iter().for_each(|id| {
+                hasher.update(&id.to_le_bytes());
+            });
+        }
+        hasher.finalize().to_hex()[..16].to_owned()
+    }
+
+    fn lengths(&self) -> SampleLengths {
+        let padded = |sample: &Sample| self.padded(self.tokens(sample)) as u32;
+        SampleLengths::PerSample(self.samples.iter().map(padded).collect())
+    }
+
+    /// Builds a batch with the arrays `input_ids` and `segment_ids` (`[rows, width]`), `lengths`
+    /// (`[rows]`), `label_positions` and `labels` (one per labelled sub-token, in the order of rows
+    /// and words). A position is `row * width + column`. The count is labelled sub-tokens.
+    ///
+    /// For prediction there are positions, but no `labels`, and the count is 0.
+    fn collate(&self, ids: &[u32]) -> Result<Batch, DataError> {
+        let (rows, width) = self.rows(ids)?;
+        let mut padded = PaddedRows::new(rows.len(), width, self.special.pad);
+        let (mut positions, mut labels) = (Vec::new(), Vec::new());
+        for (row, sample) in rows.iter().enumerate() {
+            padded.push(self.row(sample), usize::MAX);
+            for (word, columns) in self.labelled(sample) {
+                labels.extend(self.word_labels(word, columns.len()));
+                positions.extend(columns.map(|column| (row * width + column) as i32));
+            }
+        }
+        let batch = padded.into_batch(labels.len() as u64).with_i32("label_positions", [positions.len()], positions);
+        Ok(match &self.labels {
+            Some(_) => batch.with_i32("labels", [labels.len()], labels),
+            None => batch,
+        })
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Tasks call these when a run starts, and [`decoded_image`] also during the run. Training never
 //! reads [`text`]: [`prep`](crate::prep) turns it into shards before. Labelled text, [`conll`] and
-//! [`table`], is small, so [`finetune`](crate::finetune) reads it when a run starts.
+//! [`table`], is small, so [`finetune`](crate::finetune) reads it when a run starts, as well as an
+//! [`entity_table`].
 
 pub mod bytes;
 pub mod checksum;
@@ -11,6 +12,7 @@ pub mod conll;
 pub mod corpus;
 pub mod decoded_image;
 pub mod digits;
+pub mod entity_table;
 pub mod folder;
 pub mod hdf5;
 pub mod idx;

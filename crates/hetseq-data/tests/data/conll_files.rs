@@ -7,6 +7,10 @@ use hetseq_data::source::conll::{ConllColumns, ConllFile, ConllLabels};
 use proptest::prelude::*;
 
 fn read_with(bytes: &[u8], token_column: i32, label_column: i32, labels: ConllLabels) -> Result<ConllFile, String> {
+    read_columns(bytes, ConllColumns { token_column, label_column, entity_column: None }, labels)
+}
+
+fn read_columns(bytes: &[u8], columns: ConllColumns, labels: ConllLabels) -> Result<ConllFile, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.conll");
     std::fs::write(&path, bytes).unwrap();
@@ -14,7 +18,7 @@ fn read_with(bytes: &[u8], token_column: i32, label_column: i32, labels: ConllLa
         assert!(error.is_usage(), "{error}");
         error.to_string().replace(&format!("{}/", dir.path().display()), "")
     };
-    ConllFile::read(&path, &ConllColumns { token_column, label_column }, labels).map_err(message)
+    ConllFile::read(&path, &columns, labels).map_err(message)
 }
 
 fn read(text: &str) -> Result<ConllFile, String> {
@@ -75,6 +79,46 @@ fn labels_may_be_absent_in_prediction() {
 }
 
 #[test]
+fn the_entity_column_is_read_if_it_is_given() {
+    let read = |text: &str, label_column, entity_column, labels| {
+        let columns = ConllColumns { token_column: 0, label_column, entity_column };
+        read_columns(text.as_bytes(), columns, labels)
+    };
+    let entities = |file: &ConllFile| {
+        let entity = |word| file.entity(word).map(str::to_owned);
+        (0..file.words()).map(entity).collect::<Option<Vec<_>>>()
+    };
+    let text = "New\tB\t New_York \nYork\tI\tNew_York\nis\tO\t\n";
+    let file = read(text, 1, Some(-1), ConllLabels::Required).unwrap();
+    assert_eq!(sentences(&file), [["New/B", "York/I", "is/O"]]);
+    assert_eq!(entities(&file).unwrap(), ["New_York", "New_York", ""]);
+    assert!(file.has_entities() && file.entity(3).is_none());
+    let file = read(text, 1, None, ConllLabels::Required).unwrap();
+    assert!(!file.has_entities() && entities(&file).is_none());
+
+    // For prediction, the last columns may be missing.
+    for (text, has_labels) in [("New\nYork\n", false), ("New B\nYork I\n", true)] {
+        let file = read(text, 1, Some(2), ConllLabels::IfPresent).unwrap();
+        assert_eq!((file.has_labels(), file.has_entities()), (has_labels, false));
+    }
+    assert!(!read("New B\n", 1, Some(-1), ConllLabels::IfPresent).unwrap().has_entities());
+    assert_eq!(
+        read("New B\n", 1, Some(2), ConllLabels::Required).unwrap_err(),
+        "x.conll, line 1: there is no column 2, which `entity_column` names: the line has 2 columns, counted from 0, or \
+         from -1 at the end; correct `entity_column`"
+    );
+    for (column, other) in [(0, "token_column"), (-1, "label_column")] {
+        assert_eq!(
+            read("New B\n", 1, Some(column), ConllLabels::Required).unwrap_err(),
+            format!(
+                "x.conll, line 1: `{other}` and `entity_column` are the same of 2 columns; use a file with more \
+                 columns, or correct the two settings"
+            )
+        );
+    }
+}
+
+#[test]
 fn gzip_is_decompressed() {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all("sch\u{f6}n O\n".as_bytes()).unwrap();
@@ -99,8 +143,8 @@ fn refused_files_have_exact_messages() {
         ("a\tO\nb\t\n", "x.conll, line 2: the label of `b` is empty; write a label in column 1".to_owned()),
         (
             "a\nb\n",
-            "x.conll, line 1: `token_column` and `label_column` are the same of 1 column; use a file with a label \
-             column, or correct the two settings"
+            "x.conll, line 1: `token_column` and `label_column` are the same of 1 column; use a file with more columns, \
+             or correct the two settings"
                 .to_owned(),
         ),
     ] {
@@ -139,14 +183,16 @@ proptest! {
     #[test]
     fn any_bytes_are_read_or_refused(
         bytes in prop::collection::vec(prop::sample::select(&b"ab# \t\n\r\n-O\xff\xc3\xa9"[..]), 0..60),
-        token in -3i32..3, label in -3i32..3,
+        token_column in -3i32..3, label_column in -3i32..3, entity_column in prop::option::of(-3i32..3),
     ) {
+        let columns = ConllColumns { token_column, label_column, entity_column };
         for labels in [ConllLabels::Required, ConllLabels::IfPresent] {
-            if let Ok(file) = read_with(&bytes, token, label, labels) {
+            if let Ok(file) = read_columns(&bytes, columns, labels) {
                 let words: usize = (0..file.sentences()).map(|sentence| file.sentence(sentence).len()).sum();
                 prop_assert_eq!(words, file.words());
                 prop_assert!(words > 0 && (0..words).all(|word| !file.word(word).is_empty()));
                 prop_assert!((0..words).all(|word| file.label(word).is_some() == file.has_labels()));
+                prop_assert!((0..words).all(|word| file.entity(word).is_some() == file.has_entities()));
                 prop_assert_eq!((file.sentence(usize::MAX).len(), file.word(words), file.label(words)), (0, "", None));
             }
         }

@@ -4,6 +4,10 @@
 #[cfg(test)]
 mod conll_files;
 #[cfg(test)]
+mod entity_links;
+#[cfg(test)]
+mod entity_tables;
+#[cfg(test)]
 mod folder;
 #[cfg(test)]
 mod hdf5;
@@ -13,6 +17,8 @@ mod idx;
 mod plan;
 #[cfg(test)]
 mod prep;
+#[cfg(test)]
+mod prep_runs;
 #[cfg(test)]
 mod resample;
 #[cfg(test)]
@@ -27,3 +33,6 @@ mod token_labels;
 mod tokenizer;
 #[cfg(test)]
 mod translate;
+
+#[cfg(all(test, feature = "parquet"))]
+mod parquet_tables;

@@ -1,39 +1,26 @@
 //! Tests of BERT preparation: the same bytes on any number of cores and after any interruption, and
 //! refused inputs.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use hetseq_data::prep::PrepOutcome;
 use hetseq_data::prep::bert::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource, prepare};
-use hetseq_data::prep::{PrepObserver, PrepOutcome};
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
 use hetseq_data::source::corpus::{CorpusManifest, CorpusSplit, TextCorpus};
 use hetseq_random::Key;
 
-/// Stops a preparation after a number of polls.
-struct StopAfter(AtomicUsize);
-
-impl PrepObserver for StopAfter {
-    fn begin(&self, _what: &str, _bytes: u64) {}
-
-    fn progress(&self, _bytes: u64) {}
-
-    fn is_stopped(&self) -> bool {
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
-    }
-}
+use crate::prep_runs::{StopAfter, assert_same_on_any_cores, content};
 
 fn prepare_all(settings: &PrepSettings) -> CorpusManifest {
-    match prepare(settings, &StopAfter(AtomicUsize::new(usize::MAX))).unwrap() {
+    match prepare(settings, &StopAfter::never()).unwrap() {
         PrepOutcome::Finished { manifest, .. } => manifest,
         PrepOutcome::Stopped => panic!("it must not stop"),
     }
 }
 
 fn refused(settings: &PrepSettings) -> String {
-    prepare(settings, &StopAfter(AtomicUsize::new(usize::MAX))).unwrap_err().to_string()
+    prepare(settings, &StopAfter::never()).unwrap_err().to_string()
 }
 
 /// Writes about `megabytes` of text: one sentence per line, a blank line between documents.
@@ -88,12 +75,6 @@ impl TestDir {
             seed: 3,
         }
     }
-
-    /// The files of a directory: names and bytes.
-    fn content(&self, output: &str) -> BTreeMap<String, Vec<u8>> {
-        let files = std::fs::read_dir(self.path(output)).unwrap().map(|entry| entry.unwrap());
-        files.map(|file| (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap())).collect()
-    }
 }
 
 fn hdf5() -> PrepFormat {
@@ -111,15 +92,11 @@ fn hdf5() -> PrepFormat {
 fn any_number_of_cores_writes_the_same_bytes() {
     let dir = TestDir::new(3);
     for format in [PrepFormat::Compact, hdf5()] {
-        let mut contents = Vec::new();
-        for cores in [1, 5] {
+        assert_same_on_any_cores(|cores| {
             let output = format!("{cores}-{format:?}").chars().filter(|c| c.is_alphanumeric()).collect::<String>();
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(cores).build().unwrap();
-            pool.install(|| prepare_all(&dir.settings(&output, format.clone())));
-            contents.push(dir.content(&output));
-        }
-        assert!(contents[0].len() > 6, "{:?}", contents[0].keys());
-        assert!(contents[0] == contents[1], "{:?} and {:?}", contents[0].keys(), contents[1].keys());
+            prepare_all(&dir.settings(&output, format.clone()));
+            dir.path(&output)
+        });
     }
 }
 
@@ -138,7 +115,7 @@ fn an_interrupted_preparation_resumes_and_gives_the_same_bytes() {
             assert!(attempt < 99, "it never ends");
             let has_vocabulary = settings.output.join("tokenizer.json").exists();
             let polls = if has_vocabulary { 1 } else { attempt };
-            match pool.install(|| prepare(&settings, &StopAfter(AtomicUsize::new(polls)))).unwrap() {
+            match pool.install(|| prepare(&settings, &StopAfter::new(polls))).unwrap() {
                 PrepOutcome::Finished { was_there, .. } => {
                     assert!(!was_there);
                     break;
@@ -147,8 +124,8 @@ fn an_interrupted_preparation_resumes_and_gives_the_same_bytes() {
             }
         }
         assert!(interruptions >= 6, "{interruptions}");
-        assert!(dir.content(name) == dir.content(&output));
-        match prepare(&settings, &StopAfter(AtomicUsize::new(0))).unwrap() {
+        assert!(content(&dir.path(name)) == content(&dir.path(&output)));
+        match prepare(&settings, &StopAfter::new(0)).unwrap() {
             PrepOutcome::Finished { was_there, .. } => assert!(was_there),
             PrepOutcome::Stopped => panic!("there was nothing to do"),
         }
@@ -164,7 +141,7 @@ fn a_killed_preparation_is_completed() {
     // leaves.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let interrupt = |polls| {
-        let outcome = pool.install(|| prepare(&settings, &StopAfter(AtomicUsize::new(polls)))).unwrap();
+        let outcome = pool.install(|| prepare(&settings, &StopAfter::new(polls))).unwrap();
         assert!(matches!(outcome, PrepOutcome::Stopped));
     };
     assert!((1..20).any(|polls| {
@@ -180,19 +157,19 @@ fn a_killed_preparation_is_completed() {
     std::fs::write(dir.path("killed/train-00002.tokens.77.tmp"), "garbage").unwrap();
     std::fs::write(dir.path("killed/parts/00001.json"), "{").unwrap();
     prepare_all(&settings);
-    assert!(dir.content("whole") == dir.content("killed"), "half-written files must be gone");
+    assert!(content(&dir.path("whole")) == content(&dir.path("killed")), "half-written files must be gone");
     // Killed after the last file, before the temporary files were removed.
     std::fs::create_dir(dir.path("killed/parts")).unwrap();
     std::fs::write(dir.path("killed/prep.json"), "{}").unwrap();
     prepare_all(&settings);
-    assert!(dir.content("whole") == dir.content("killed"));
+    assert!(content(&dir.path("whole")) == content(&dir.path("killed")));
 }
 
 #[test]
 fn changed_settings_changed_input_and_foreign_directories_are_refused() {
     let dir = TestDir::new(1);
     let settings = dir.settings("out", PrepFormat::Compact);
-    assert!(matches!(prepare(&settings, &StopAfter(AtomicUsize::new(1))).unwrap(), PrepOutcome::Stopped));
+    assert!(matches!(prepare(&settings, &StopAfter::new(1)).unwrap(), PrepOutcome::Stopped));
     for finished in [false, true] {
         if finished {
             prepare_all(&settings);
@@ -291,11 +268,11 @@ fn held_out_files_and_a_given_vocabulary_work() {
         assert!(manifest.valid.tokens > 100_000);
         tokens.push(
             ["tokenizer.json", "train-00000.tokens", "valid-00001.tokens"]
-                .map(|name| dir.content(output)[name].clone()),
+                .map(|name| content(&dir.path(output))[name].clone()),
         );
     }
     assert!(tokens[0] == tokens[1]);
-    assert_eq!(tokens[0][0], dir.content("first")["tokenizer.json"]);
+    assert_eq!(tokens[0][0], content(&dir.path("first"))["tokenizer.json"]);
 }
 
 #[test]
@@ -316,7 +293,7 @@ fn a_vocabulary_that_is_too_small_is_refused() {
 fn an_unfinished_or_missing_directory_is_reported() {
     let dir = TestDir::new(1);
     let settings = PrepSettings { valid_fraction: 0.0, ..dir.settings("out", PrepFormat::Compact) };
-    prepare(&settings, &StopAfter(AtomicUsize::new(1))).unwrap();
+    prepare(&settings, &StopAfter::new(1)).unwrap();
     let open = |split| PretrainData::open(&dir.path("out"), split, &PretrainConfig::default());
     let error = open(CorpusSplit::Train).unwrap_err().to_string();
     assert!(error.contains("not a complete corpus") && error.contains("again"), "{error}");

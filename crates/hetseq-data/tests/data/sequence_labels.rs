@@ -5,8 +5,8 @@ use std::path::Path;
 
 use hetseq_data::SampleLengths;
 use hetseq_data::finetune::{
-    LabelSet, SequenceColumns, SequenceFile, SequenceSampleConfig, SequenceSamples, SequenceTarget, TableColumn,
-    TableFormat, TableOptions,
+    LabelSet, LabelledSamples, SequenceColumns, SequenceFile, SequenceSampleConfig, SequenceSamples, SequenceTarget,
+    TableColumn, TableFormat, TableOptions,
 };
 use hetseq_data::tokenize::Tokenizer;
 use proptest::prelude::*;
@@ -175,6 +175,14 @@ fn fingerprints_differ_with_texts_and_targets() {
     assert_eq!(all[0], samples("A \t1", false));
 }
 
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn without_the_feature_a_parquet_file_is_refused() {
+    let message = "x.parquet is a Parquet file, but this program is built without Parquet; build it with `--features \
+                   parquet`, or convert the file to JSONL";
+    assert_eq!(read_as("x.parquet", b"PAR1", &SequenceColumns::default(), true).unwrap_err(), message);
+}
+
 #[test]
 fn refused_tables_have_exact_messages() {
     let named = SequenceColumns::default();
@@ -186,7 +194,7 @@ fn refused_tables_have_exact_messages() {
             "",
             &named,
             "x.txt is not known as a table by its name; use a name that ends in .tsv, .csv or .jsonl, also with .gz, \
-             or set the format"
+             or in .parquet, or set the format"
                 .to_owned(),
         ),
         ("x.tsv", "", &named, none("x.tsv")),

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use hetseq_data::finetune::{
-    ConllColumns, ConllFile, ConllLabels, IGNORED_LABEL, LabelSet, LongSentences, TokenSampleConfig, TokenSamples,
+    ConllColumns, ConllFile, ConllLabels, IGNORED_LABEL, LabelSet, LabelledSamples, LongSentences, TokenSampleConfig,
+    TokenSamples,
 };
 use hetseq_data::tokenize::Tokenizer;
 use hetseq_data::{Batch, SampleLengths};
@@ -26,13 +27,13 @@ fn read(text: &str, labels: ConllLabels) -> ConllFile {
 }
 
 /// Every letter is a sub-token, except in the words `sea` and `salt`.
-fn tokenizer() -> Tokenizer {
+pub(crate) fn tokenizer() -> Tokenizer {
     let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "sea", "salt"].map(str::to_owned);
     let letters = ('a'..='e').flat_map(|letter| [letter.to_string(), format!("##{letter}")]);
     Tokenizer::from_tokens(&special.into_iter().chain(letters).collect::<Vec<_>>(), false).unwrap()
 }
 
-fn config(max_seq_length: usize) -> TokenSampleConfig {
+pub(crate) fn config(max_seq_length: usize) -> TokenSampleConfig {
     TokenSampleConfig { max_seq_length, overlap_words: 2, pad_to_multiple: 4, ..TokenSampleConfig::default() }
 }
 

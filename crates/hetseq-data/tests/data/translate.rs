@@ -1,33 +1,20 @@
 //! Tests of parallel text: the same bytes on any number of cores and after any interruption,
 //! reading of the output, and refused inputs.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use hetseq_data::prep::PrepOutcome;
 use hetseq_data::prep::translate::{SubwordModel, SubwordSource, TranslateSettings, prepare};
-use hetseq_data::prep::{PrepObserver, PrepOutcome};
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
 use hetseq_data::source::corpus::{CorpusManifest, CorpusSplit};
 use hetseq_data::source::parallel_corpus::{DropReason, PairCounts};
 use hetseq_data::{Batch, ParallelData, SampleLengths, SubwordSpecialTokens, TranslateTokenizer};
 use hetseq_random::Key;
 
-/// Stops a preparation after a number of polls.
-struct StopAfter(AtomicUsize);
-
-impl PrepObserver for StopAfter {
-    fn begin(&self, _what: &str, _bytes: u64) {}
-
-    fn progress(&self, _bytes: u64) {}
-
-    fn is_stopped(&self) -> bool {
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
-    }
-}
+use crate::prep_runs::{StopAfter, assert_same_on_any_cores, content};
 
 fn run(settings: &TranslateSettings, polls: usize) -> Option<CorpusManifest<PairCounts>> {
-    match prepare(settings, &StopAfter(AtomicUsize::new(polls))).unwrap() {
+    match prepare(settings, &StopAfter::new(polls)).unwrap() {
         PrepOutcome::Finished { manifest, .. } => Some(manifest),
         PrepOutcome::Stopped => None,
     }
@@ -38,7 +25,7 @@ fn prepare_all(settings: &TranslateSettings) -> CorpusManifest<PairCounts> {
 }
 
 fn refused(settings: &TranslateSettings) -> String {
-    prepare(settings, &StopAfter(AtomicUsize::new(usize::MAX))).unwrap_err().to_string()
+    prepare(settings, &StopAfter::never()).unwrap_err().to_string()
 }
 
 /// A sentence and its translation: the same words in other syllables.
@@ -93,12 +80,6 @@ impl TestDir {
             shard_mib: 1,
         }
     }
-
-    /// The files of a directory: names and bytes.
-    fn content(&self, output: &str) -> BTreeMap<String, Vec<u8>> {
-        let files = std::fs::read_dir(self.path(output)).unwrap().map(|entry| entry.unwrap());
-        files.map(|file| (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap())).collect()
-    }
 }
 
 fn trained(model: SubwordModel, separate: bool) -> SubwordSource {
@@ -115,18 +96,14 @@ fn any_number_of_cores_writes_the_same_bytes() {
     for (name, model, separate) in
         [("bpe", SubwordModel::Bpe, false), ("unigram", SubwordModel::Unigram, false), ("two", SubwordModel::Bpe, true)]
     {
-        let mut contents = Vec::new();
-        for cores in [1, 5] {
+        assert_same_on_any_cores(|cores| {
             let output = format!("{name}{cores}");
             let settings = TranslateSettings { vocabulary: trained(model, separate), ..dir.settings(&output) };
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(cores).build().unwrap();
-            let manifest = pool.install(|| prepare_all(&settings));
+            let manifest = prepare_all(&settings);
             assert_eq!((manifest.train.pairs, manifest.valid.pairs), (20_000, 60));
             assert!(manifest.shards.len() > 2, "several parts: {:?}", manifest.shards);
-            contents.push(dir.content(&output));
-        }
-        assert!(contents[0].len() > 6, "{:?}", contents[0].keys());
-        assert!(contents[0] == contents[1], "{:?} and {:?}", contents[0].keys(), contents[1].keys());
+            settings.output
+        });
     }
 }
 
@@ -143,8 +120,8 @@ fn an_interrupted_preparation_resumes_and_gives_the_same_bytes() {
         assert!(stops < 200, "it never ends");
     }
     assert!(stops > 3, "it was stopped only {stops} times");
-    assert!(dir.content("whole") == dir.content("often"));
-    let PrepOutcome::Finished { was_there, .. } = prepare(&settings, &StopAfter(AtomicUsize::new(0))).unwrap() else {
+    assert!(content(&dir.path("whole")) == content(&dir.path("often")));
+    let PrepOutcome::Finished { was_there, .. } = prepare(&settings, &StopAfter::new(0)).unwrap() else {
         panic!("there was nothing to stop");
     };
     assert!(was_there);
@@ -319,7 +296,7 @@ fn several_files_and_a_given_tokenizer_work() {
     settings.target.push(dir.path("more.de"));
     settings.vocabulary = SubwordSource::Given { path: dir.path("first") };
     assert_eq!(prepare_all(&settings).train.pairs, 350);
-    let (first, second) = (dir.content("first"), dir.content("second"));
+    let (first, second) = (content(&dir.path("first")), content(&dir.path("second")));
     for file in ["source_tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"] {
         assert!(first[file] == second[file], "{file}");
     }
@@ -359,7 +336,7 @@ fn invalid_input_is_named_and_leaves_the_directory_empty() {
         std::fs::write(dir.path("train.de"), bytes).unwrap();
         let error = refused(&settings);
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
-        assert_eq!(dir.content("out").len(), 0, "{error}");
+        assert_eq!(content(&dir.path("out")).len(), 0, "{error}");
     }
     std::fs::write(dir.path("train.de"), whole).unwrap();
     std::fs::write(dir.path("valid.de"), "one line\n").unwrap();

@@ -101,6 +101,13 @@ pub fn open(dir: &Path, report: &(dyn Fn(usize) + Sync)) -> Result<ClassFolders,
     })
 }
 
+/// All image files in `dir` and its folders, sorted by name, folder by folder. At least one.
+pub fn images_in(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let progress = ListingProgress::new(list::REPORT_INTERVAL, &|_| {});
+    let all = list::class(dir, OsString::new(), &progress)?;
+    Ok(all.files.into_iter().map(|file| dir.join(file.path)).collect())
+}
+
 impl ImageFiles {
     fn collect(root: PathBuf, classes: impl Iterator<Item = (ImageClass, u32)>) -> ImageFiles {
         let with_class =

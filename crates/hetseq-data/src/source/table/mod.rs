@@ -1,11 +1,12 @@
-//! Reads columns of tables: TSV, CSV and JSONL, with one sample per record.
+//! Reads columns of tables: TSV, CSV, JSONL and Parquet, with one sample per record.
 //!
 //! Only the requested columns are kept, as text. Nothing here knows labels or tokens: that is
 //! [`finetune`](crate::finetune), whose caller reads the table first.
 //!
 //! The rules:
 //! - TSV has no quoting: a quote is text, as in the files of GLUE. CSV is quoted by RFC 4180, see
-//!   `csv.rs`. JSONL has one object per line; values are strings, numbers or booleans.
+//!   `csv.rs`. JSONL has one object per line; values are strings, numbers or booleans. Parquet needs
+//!   the feature `parquet`, see `parquet_rows.rs`; the rules about lines do not concern it.
 //! - The first line of TSV and CSV is a header if a column is given by name, or if
 //!   [`TableOptions::header`] says so.
 //! - All records of TSV and CSV must have as many columns as the first line.
@@ -14,6 +15,8 @@
 //! - Lines end with LF or CRLF; a byte order mark at the start is dropped; text must be UTF-8.
 
 mod csv;
+#[cfg(feature = "parquet")]
+mod parquet_rows;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -34,6 +37,8 @@ pub enum TableFormat {
     Tsv,
     Csv,
     Jsonl,
+    /// Only with the feature `parquet`; else an error that says so.
+    Parquet,
 }
 
 impl TableFormat {
@@ -45,6 +50,7 @@ impl TableFormat {
             Some("tsv" | "tab") => Ok(TableFormat::Tsv),
             Some("csv") => Ok(TableFormat::Csv),
             Some("jsonl" | "ndjson" | "json") => Ok(TableFormat::Jsonl),
+            Some("parquet") => Ok(TableFormat::Parquet),
             _ => Err(FinetuneError::UnknownTableFormat { path: path.to_owned() }.into()),
         }
     }
@@ -101,17 +107,21 @@ impl TableFile {
     /// Reads columns of a file, gzipped or not, or of standard input if the path is `-`.
     pub fn read(path: &Path, columns: &[TableColumn], options: &TableOptions) -> Result<Self, DataError> {
         let format = options.format.map_or_else(|| TableFormat::of(path), Ok)?;
-        let mut lines = Lines::open(path)?;
         let mut table = TableFile {
-            path: lines.path().to_owned(),
+            path: path.to_owned(),
             columns: columns.to_vec(),
             lines: Vec::new(),
             text: String::new(),
             cell_ends: Vec::new(),
         };
-        match format {
-            TableFormat::Jsonl => table.read_objects(&mut lines)?,
-            TableFormat::Tsv | TableFormat::Csv => {
+        if format == TableFormat::Parquet {
+            table.read_parquet()?;
+        } else {
+            let mut lines = Lines::open(path)?;
+            table.path = lines.path().to_owned();
+            if format == TableFormat::Jsonl {
+                table.read_objects(&mut lines)?;
+            } else {
                 let by_name = columns.iter().any(|column| matches!(column, TableColumn::Name(_)));
                 table.read_records(&mut lines, format, options.header.unwrap_or(by_name))?;
             }
@@ -150,6 +160,16 @@ impl TableFile {
     /// The first line of a record, from 1.
     pub fn line(&self, record: usize) -> usize {
         self.lines.get(record).copied().unwrap_or(0)
+    }
+
+    #[cfg(feature = "parquet")]
+    fn read_parquet(&mut self) -> Result<(), DataError> {
+        parquet_rows::read(self)
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn read_parquet(&mut self) -> Result<(), DataError> {
+        Err(FinetuneError::NoParquet { path: self.path.clone() }.into())
     }
 
     fn read_records(&mut self, lines: &mut Lines, format: TableFormat, header: bool) -> Result<(), DataError> {
