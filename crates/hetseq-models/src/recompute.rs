@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 
 /// The recomputed parts of one forward pass, in order.
@@ -25,13 +25,19 @@ struct Part {
 
 impl Tape {
     /// Runs `forward(part, input)` without keeping its inner values. `part` is a module of the
-    /// model; `input` must be tracked by autodiff.
+    /// model; `input` must be on an autodiff device.
+    ///
+    /// A frozen part with an untracked input has no gradient: it is not recomputed, and its output
+    /// is untracked, too.
     pub fn run<M: Module + 'static>(
         &self,
         part: &M,
         input: Tensor<3>,
         forward: impl Fn(&M, Tensor<3>) -> Tensor<3> + 'static,
     ) -> Tensor<3> {
+        if !input.is_tracked() && !is_trainable(part) {
+            return forward(part, input);
+        }
         // Untracked, but on the autodiff device, where operations are composed differently and
         // round differently. `detach` would leave the output of an earlier part as a tracked leaf.
         let untracked = input.clone().without_autodiff().autodiff();
@@ -65,6 +71,19 @@ impl Tape {
             passes.push(pass);
         }
     }
+}
+
+/// Whether a parameter of the module requires a gradient.
+fn is_trainable<M: Module>(part: &M) -> bool {
+    struct Search(bool);
+    impl ModuleVisitor for Search {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 |= param.is_require_grad();
+        }
+    }
+    let mut search = Search(false);
+    part.visit(&mut search);
+    search.0
 }
 
 #[cfg(test)]
@@ -114,5 +133,28 @@ mod tests {
         // The second part has one per position, of four. Its weights are zero, so the first part
         // has none.
         assert_eq!(bias, 4.0);
+    }
+
+    #[test]
+    fn frozen_parts_below_all_trainable_ones_have_no_backward_pass() {
+        let device = Device::flex().autodiff();
+        let (trainable, frozen) = (Linear::new(3, 3, &device), Linear::new(3, 3, &device).no_grad());
+        let input = || Tensor::<3>::ones([2, 2, 3], &device);
+        let tape = Tape::default();
+        let below = tape.run(&frozen, input(), Linear::forward);
+        assert!(!below.is_tracked() && tape.parts.borrow().is_empty());
+        // Above a trainable part, the gradient passes through.
+        let output = tape.run(&frozen, tape.run(&trainable, below, Linear::forward), Linear::forward);
+        assert!(output.is_tracked() && tape.parts.borrow().len() == 2);
+        let (mut of_trainable, mut of_frozen) = (0, 0);
+        tape.backward(&output.sum(), |pass| {
+            of_trainable += usize::from(trainable.bias.val().grad_remove(pass).is_some());
+            of_frozen += usize::from(frozen.bias.val().grad_remove(pass).is_some());
+        });
+        assert_eq!((of_trainable, of_frozen), (1, 0));
+        // With frozen parts only there is nothing to differentiate.
+        let tape = Tape::default();
+        let loss = tape.run(&frozen, input(), Linear::forward).sum();
+        tape.backward(&loss, |_| panic!("there are no gradients to take"));
     }
 }

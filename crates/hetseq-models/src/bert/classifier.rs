@@ -1,6 +1,6 @@
-//! BERT with a linear classifier, for fine-tuning: of tokens (`BertForTokenClassification`, without
-//! a pooler) or of whole samples (`BertForSequenceClassification`). Parameters have the names of
-//! these classes.
+//! BERT with linear heads, for fine-tuning: labels of tokens (`BertForTokenClassification`, without a
+//! pooler), of whole samples (`BertForSequenceClassification`), or of tokens with the entities they
+//! mention. Parameters have the names of these classes; the head of entities is `entity_classifier`.
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -17,6 +17,8 @@ use crate::{Init, Network};
 pub struct BertClassifier {
     bert: Trunk,
     classifier: Linear,
+    /// Maps tokens to the space of entity embeddings.
+    entity_classifier: Option<Linear>,
     #[module(skip)]
     dropout: f32,
     #[module(skip)]
@@ -32,29 +34,47 @@ impl Network for BertClassifier {
 impl BertClassifier {
     /// Labels tokens.
     pub fn of_tokens(config: &BertConfig, classes: usize, device: &Device) -> Self {
-        BertClassifier::new(config, classes, false, device)
+        BertClassifier::new(config, classes, false, None, device)
+    }
+
+    /// Labels tokens, and maps them to entity embeddings of `dim` values.
+    pub fn of_mentions(config: &BertConfig, classes: usize, dim: usize, device: &Device) -> Self {
+        BertClassifier::new(config, classes, false, Some(dim), device)
     }
 
     /// Labels samples. For regression, `classes` is 1.
     pub fn of_samples(config: &BertConfig, classes: usize, device: &Device) -> Self {
-        BertClassifier::new(config, classes, true, device)
+        BertClassifier::new(config, classes, true, None, device)
     }
 
-    fn new(config: &BertConfig, classes: usize, has_pooler: bool, device: &Device) -> Self {
+    fn new(config: &BertConfig, classes: usize, has_pooler: bool, entity_dim: Option<usize>, device: &Device) -> Self {
+        let linear = |outputs| Linear::new(config.hidden_size, outputs, device);
         BertClassifier {
             bert: Trunk::new(config, has_pooler, device),
-            classifier: Linear::new(config.hidden_size, classes, device),
+            classifier: linear(classes),
+            entity_classifier: entity_dim.map(linear),
             dropout: config.classifier_dropout.unwrap_or(config.hidden_dropout_prob) as f32,
             init: TrunkInit::new(config),
         }
     }
 
+    /// What the heads of tokens get: the hidden states [sample, position, feature] after dropout.
+    /// `keys` and `tape` as in [`super::Bert::hidden`].
+    pub fn hidden(&self, input: &BertInput, keys: &[Key], tape: Option<&Tape>) -> Tensor<3> {
+        // Dropout before positions are selected: its masks belong to samples.
+        dropout(self.bert.hidden(input, keys, tape), self.dropout, &site(keys, "classifier"))
+    }
+
     /// Logits [position, class] at the positions `at` (`row * positions + column`), of which there
-    /// must be some. `keys` and `tape` as in [`super::Bert::hidden`].
-    pub fn token_logits(&self, input: &BertInput, at: Tensor<1, Int>, keys: &[Key], tape: Option<&Tape>) -> Tensor<2> {
-        // Dropout before the selection: its masks belong to samples, of which a position is a part.
-        let hidden = dropout(self.bert.hidden(input, keys, tape), self.dropout, &site(keys, "classifier"));
+    /// must be some.
+    pub fn token_logits(&self, hidden: Tensor<3>, at: Tensor<1, Int>) -> Tensor<2> {
         self.classifier.forward(positions_at(hidden, at))
+    }
+
+    /// Vectors [position, dim] in the space of entity embeddings, at the positions `at`, of which
+    /// there must be some. `None` without that head.
+    pub fn entity_vectors(&self, hidden: Tensor<3>, at: Tensor<1, Int>) -> Option<Tensor<2>> {
+        Some(self.entity_classifier.as_ref()?.forward(positions_at(hidden, at)).tanh())
     }
 
     /// Logits [sample, class].
