@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
 use hetseq_metrics::median;
-use hetseq_optim::{Optimizer, OptimizerConfig, OptimizerName};
+use hetseq_optim::{Layout, Optimizer, OptimizerConfig, OptimizerName};
 use hetseq_random::Key;
 use serde::Serialize;
 
@@ -74,7 +74,7 @@ pub(crate) fn step(task: &OpenedTask, config: &RunConfig, request: &StepRequest)
         loader_threads: config.run.loader_threads,
         timeout: config.comm.device_timeout(),
     };
-    time_steps(task, &settings, request)
+    time_steps(task, config.optim.freeze(task.layout()?)?, &settings, request)
 }
 
 /// Times BERT in one of the [`geometries`], without any data.
@@ -90,11 +90,16 @@ pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport,
     let config = SyntheticBertConfig { geometry: name.to_owned(), samples };
     let failed = |reason| TrainError::Task { task: SyntheticBert::NAME.to_owned(), reason: Box::new(reason) };
     let task = OpenedTask::new(SyntheticBert::open(&config).map_err(failed)?, String::new());
-    time_steps(&task, &settings, request)
+    time_steps(&task, task.layout()?, &settings, request)
 }
 
-fn time_steps(task: &OpenedTask, settings: &StepSettings, request: &StepRequest) -> Result<StepReport, TrainError> {
-    let layout = Arc::new(task.compute.layout().map_err(|reason| task.error(reason))?);
+fn time_steps(
+    task: &OpenedTask,
+    layout: Layout,
+    settings: &StepSettings,
+    request: &StepRequest,
+) -> Result<StepReport, TrainError> {
+    let layout = Arc::new(layout);
     let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
     let specs = devices_named(&request.devices).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
     let mut devices = Devices::start(task, &layout, &specs, PrecisionPolicy::default(), settings.timeout)?;
@@ -119,12 +124,13 @@ fn time_steps(task: &OpenedTask, settings: &StepSettings, request: &StepRequest)
     let terms = task.data.terms();
     let (mut seconds, mut uploads, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
     let mut measured_from = (Instant::now(), cpu_seconds());
+    devices.load(&parameters)?;
     for k in 0..request.warmup + request.steps {
         if k == request.warmup {
             measured_from = (Instant::now(), cpu_seconds());
         }
         let started = Instant::now();
-        devices.load(&parameters)?;
+        devices.load_trainable(&parameters)?;
         let upload = started.elapsed();
         let work = loader.take()?;
         request_update()?;
@@ -134,7 +140,7 @@ fn time_steps(task: &OpenedTask, settings: &StepSettings, request: &StepRequest)
         devices.begin(work.devices, params);
         let sum = devices.finish()?;
         let values = Arc::make_mut(&mut parameters);
-        optimizer.step(values, &sum.flat[..layout.len()], 1.0, settings.lr);
+        optimizer.step(values, &sum.flat[..layout.trainable_len()], 1.0, settings.lr);
         if k >= request.warmup {
             seconds.push(started.elapsed().as_secs_f64());
             uploads.push(upload.as_secs_f64());

@@ -9,8 +9,8 @@ pub use hetseq_models::layers::{Conv2d, GroupNorm, Linear};
 pub use hetseq_models::{Init, Network};
 pub use hetseq_random::Key;
 
-pub use crate::inference::GenerateOptions;
+pub use crate::inference::{GenerateOptions, PredictOptions, PredictionFormat};
 pub use crate::task::{
-    Answer, Better, EncodedInput, ForwardContext, HuggingFace, Inference, Metric, Samples, Split, StepOutput, Task,
-    TaskData, TaskError, Tasks, Term, Totals,
+    Answer, Better, EncodedInput, FileInference, ForwardContext, HuggingFace, Inference, Metric, Samples, Split,
+    StepOutput, Task, TaskData, TaskError, Tasks, Term, TextInference, Totals,
 };

@@ -89,7 +89,7 @@ impl Task for Curve {
         let hidden = dropout(tanh(model.second.forward(hidden)), self.dropout, &ctx.keys);
         let error = model.last.forward(hidden) - ctx.floats::<2>(batch, "y")?;
         let squares = (error.clone() * error).sum();
-        Ok(StepOutput { losses: vec![squares.clone()], scores: vec![squares] })
+        Ok(StepOutput { losses: vec![squares.clone()], scores: vec![squares], ..StepOutput::default() })
     }
 
     fn metrics(&self, totals: &Totals) -> Vec<Metric> {

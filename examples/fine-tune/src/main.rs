@@ -85,7 +85,11 @@ impl Task for Even {
         let actual = even.clone().float();
         let found = (predicted.clone() * actual.clone()).sum();
         let loss = log_softmax(logits, 1).gather(1, even).sum().neg();
-        Ok(StepOutput { losses: vec![loss], scores: vec![found, predicted.sum(), actual.sum()] })
+        Ok(StepOutput {
+            losses: vec![loss],
+            scores: vec![found, predicted.sum(), actual.sum()],
+            ..StepOutput::default()
+        })
     }
 
     /// Of even digits. Computed from sums over all ranks, so it is that of one machine.

@@ -11,14 +11,14 @@ pub(crate) fn not_finite(layout: &Layout, parameters: &[f32]) -> Option<String> 
 }
 
 /// Does the same for the optimizer state: `exp_avg_sq of fc1.weight is inf ...`. Most slots hold
-/// one value per parameter; for the others the message has no parameter name.
+/// one value per trainable element; for the others the message has no parameter name.
 pub(crate) fn state_not_finite<'a>(
     layout: &Layout,
     slots: impl IntoIterator<Item = (&'a str, &'a [f32])>,
 ) -> Option<String> {
     slots.into_iter().find_map(|(slot, values)| {
         let at = first_not_finite(values)?;
-        match values.len() == layout.len() {
+        match values.len() == layout.trainable_len() {
             true => {
                 let (name, element) = (name_at(layout, at), index_within(layout, at));
                 Some(format!("{slot} of {name} is {} at element {element}", values[at]))

@@ -24,7 +24,7 @@ pub use save_error::SaveError;
 pub(crate) use snapshot::{RunConstants, Snapshot, size_bytes};
 pub use store::Checkpoints;
 pub(crate) use store::{Restored, STATE, Saved, WEIGHTS, load, step_of};
-pub(crate) use tensors::write_flat;
+pub(crate) use tensors::{write_entries, write_flat};
 pub(crate) use verify::{CheckpointPart, first_intact, verify};
 pub use weights_error::{TensorProblem, WeightsError};
 pub(crate) use writer::{CheckpointWriter, RETRY, SaveStatus};

@@ -60,16 +60,16 @@ impl Snapshot {
 
     /// Approximate size on disk.
     pub(crate) fn size_bytes(&self) -> u64 {
-        size_bytes(self.parameters.len(), self.slots.len())
+        size_bytes(self.parameters.len(), self.slots.iter().map(|(_, values)| values.len()))
     }
 }
 
-/// Approximate size on disk of a checkpoint with this many parameters and optimizer slots per
-/// parameter.
-pub(crate) fn size_bytes(parameters: usize, slots: usize) -> u64 {
+/// Approximate size on disk of a checkpoint with this many parameters and optimizer slots of these
+/// lengths.
+pub(crate) fn size_bytes(parameters: usize, slots: impl Iterator<Item = usize>) -> u64 {
     /// Tensor names and shapes, the config and the state.
     const METADATA: u64 = 16 << 10;
-    4 * parameters as u64 * (1 + slots as u64) + METADATA
+    4 * (parameters + slots.sum::<usize>()) as u64 + METADATA
 }
 
 fn copy(from: &[f32], into: &mut Vec<f32>) {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use fs_err as fs;
-use hetseq_optim::Layout;
+use hetseq_optim::{Layout, LayoutEntry};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, SafeTensors, View};
 
@@ -42,11 +42,13 @@ impl View for F32View<'_> {
 /// Writes one tensor per layout entry. Values behind the end of the layout in `flat` are not
 /// written.
 pub(crate) fn write_flat(path: &Path, layout: &Layout, flat: &[f32]) -> std::io::Result<()> {
-    let entries = layout.entries().iter();
-    write(
-        path,
-        entries.map(|entry| (&entry.name, F32View { shape: entry.shape.clone(), values: &flat[entry.range.clone()] })),
-    )
+    write_entries(path, layout.entries(), flat)
+}
+
+/// Writes one tensor per entry.
+pub(crate) fn write_entries(path: &Path, entries: &[LayoutEntry], flat: &[f32]) -> std::io::Result<()> {
+    let view = |entry: &LayoutEntry| F32View { shape: entry.shape.clone(), values: &flat[entry.range.clone()] };
+    write(path, entries.iter().map(|entry| (&entry.name, view(entry))))
 }
 
 /// Writes one vector per optimizer slot.

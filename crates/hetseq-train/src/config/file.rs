@@ -223,12 +223,7 @@ pub fn suggest(path: &str, message: &str) -> String {
         );
     };
     let known: Vec<&str> = known.iter().copied().filter(|name| !renamed::is_old(name)).collect();
-    let nearest = known
-        .iter()
-        .map(|name| (strsim::normalized_damerau_levenshtein(wrong, name), name))
-        .filter(|(similarity, _)| *similarity >= 0.4)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    let hint = nearest.map_or_else(String::new, |(_, name)| format!(" Did you mean `{name}`?"));
+    let hint = did_you_mean(wrong, known.iter().copied());
     match kind {
         "field" => {
             let section = path.strip_suffix(wrong).unwrap_or(path).trim_end_matches('.');
@@ -238,6 +233,15 @@ pub fn suggest(path: &str, message: &str) -> String {
         }
         _ => format!("{at}unknown value `{wrong}`.{hint} Possible values: {}", known.join(", ")),
     }
+}
+
+/// Names the known name most similar to a wrong one; empty if none is similar.
+pub(super) fn did_you_mean<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let nearest = known
+        .map(|name| (strsim::normalized_damerau_levenshtein(wrong, name), name))
+        .filter(|(similarity, _)| *similarity >= 0.4)
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    nearest.map_or_else(String::new, |(_, name)| format!(" Did you mean `{name}`?"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! The run's config: its typed form (`schema`, `optim`) and the checks of its values (`validate`),
-//! reading it from `run.toml` and `--set` (`file`, `overrides`, `renamed`), and which keys must be
+//! The run's config: its typed form (`schema`, `optim`, `frozen`) and the checks of its values
+//! (`validate`), reading it from `run.toml` and `--set` (`file`, `overrides`, `renamed`), and which keys must be
 //! equal on all ranks (`rank_match`).
 
 mod file;
+mod frozen;
 mod optim;
 mod overrides;
 pub(crate) mod rank_match;

@@ -29,6 +29,10 @@ pub struct Optim {
     pub weight_decay: f64,
     /// Fine-tuning: each layer learns this much slower than the one above it. 1 is equal rates.
     pub layer_decay: Option<f64>,
+    /// Fine-tuning: modules or parameters that do not change, by their names in a checkpoint. `*`,
+    /// `?` and `[0-3]` as in a shell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<String>,
     pub rho: Option<f64>,
     pub always_adapt: Option<bool>,
     pub trust_clip: Option<bool>,

@@ -105,7 +105,8 @@ impl DeviceHandle {
     pub(super) fn open_in_background(&mut self, parameters: Option<Arc<Vec<f32>>>) {
         self.replies_to_skip = 1 + usize::from(parameters.is_some());
         if let Some(parameters) = parameters {
-            self.send(DeviceCommand::Load(parameters));
+            let count = parameters.len();
+            self.send(DeviceCommand::Load { parameters, count });
         }
     }
 

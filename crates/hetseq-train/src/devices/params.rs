@@ -8,11 +8,11 @@
 
 use std::ops::Range;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Shape, Tensor, TensorData};
 use hetseq_kernels::is_host;
 use hetseq_models::{Network, ParameterPath};
-use hetseq_optim::{Layout, OptimError};
+use hetseq_optim::{Layout, LayoutEntry, OptimError};
 use hetseq_random::Key;
 
 use crate::task::ComputeError;
@@ -57,23 +57,32 @@ pub(crate) fn initial<M: Network>(model: &M, layout: &Layout, seed: u64) -> Vec<
     flat
 }
 
-/// Returns the model with `flat` as its parameters. Each is a new autodiff leaf: cloned leaves
-/// share an id, which would join the graphs of replicas on several threads.
+/// Returns the model with the values `flat` of the layout's first parameters: of all, of the
+/// trainable ones, or of none. The values of the others stay.
+///
+/// Each loaded trainable parameter is a new autodiff leaf: cloned leaves share an id, which would
+/// join the graphs of replicas on several threads. Frozen parameters are untracked, whether loaded
+/// or not, so the backward pass ends above them.
 pub(crate) fn load<M: Module>(model: M, flat: &[f32], layout: &Layout, device: &Device) -> M {
-    let mut pieces = if is_host(device) { Vec::new() } else { pieces(layout, PIECE) };
-    pieces.reverse();
-    model.map(&mut LoadMapper { flat, at: 0, device, pieces, uploaded: None })
+    load_in_pieces(model, flat, layout, device, (!is_host(device)).then_some(PIECE))
+}
+
+/// Does the same in transfers of at most `most` elements; one for each parameter if `None`.
+fn load_in_pieces<M: Module>(model: M, flat: &[f32], layout: &Layout, device: &Device, most: Option<usize>) -> M {
+    let upload = |entries| Upload { pieces: most.map_or_else(Vec::new, |most| pieces(entries, most)), latest: None };
+    let uploads = [layout.trainable_entries(), layout.frozen_entries()].map(upload);
+    model.map(&mut LoadMapper { path: ParameterPath::default(), flat, layout, device, uploads })
 }
 
 /// Elements per transfer: enough to saturate the bus, and small enough for one buffer of every
 /// driver (64 of 128 MiB).
 const PIECE: usize = 16 << 20;
 
-/// Splits the layout between parameters into pieces of at most `most` elements. A larger parameter
-/// is one piece.
-fn pieces(layout: &Layout, most: usize) -> Vec<Range<usize>> {
+/// Splits a part of the layout between parameters into pieces of at most `most` elements. A larger
+/// parameter is one piece.
+fn pieces(entries: &[LayoutEntry], most: usize) -> Vec<Range<usize>> {
     let mut pieces: Vec<Range<usize>> = Vec::new();
-    for range in layout.entries().iter().map(|entry| &entry.range) {
+    for range in entries.iter().map(|entry| &entry.range) {
         match pieces.last_mut() {
             Some(piece) if range.end - piece.start <= most => piece.end = range.end,
             _ => pieces.push(range.clone()),
@@ -82,27 +91,44 @@ fn pieces(layout: &Layout, most: usize) -> Vec<Range<usize>> {
     pieces
 }
 
-struct LoadMapper<'a> {
-    flat: &'a [f32],
-    at: usize,
-    device: &'a Device,
-    /// Remaining pieces, the next one last. Empty in host memory.
+/// The pieces of trainable or of frozen parameters. A module's parameters have the order of the
+/// layout within each of the two, so each piece is uploaded once.
+struct Upload {
+    /// Empty in host memory.
     pieces: Vec<Range<usize>>,
-    /// The current piece on the device, and its start in `flat`.
-    uploaded: Option<(usize, Tensor<1>)>,
+    /// The last piece that was uploaded.
+    latest: Option<(Range<usize>, Tensor<1>)>,
+}
+
+impl Upload {
+    /// The piece on the device with the elements `range` of `flat`, and its start. `None` in host
+    /// memory.
+    fn piece(&mut self, range: &Range<usize>, flat: &[f32], device: &Device) -> Option<(usize, Tensor<1>)> {
+        let is_in = |piece: &Range<usize>| piece.start <= range.start && range.end <= piece.end;
+        if self.latest.as_ref().is_none_or(|(piece, _)| !is_in(piece)) {
+            let piece = self.pieces.iter().find(|piece| is_in(piece))?.clone();
+            let data = TensorData::new(flat[piece.clone()].to_vec(), [piece.len()]);
+            self.latest = Some((piece, Tensor::from_data(data, &device.clone().inner())));
+        }
+        self.latest.as_ref().map(|(piece, tensor)| (piece.start, tensor.clone()))
+    }
+}
+
+struct LoadMapper<'a> {
+    path: ParameterPath,
+    flat: &'a [f32],
+    layout: &'a Layout,
+    device: &'a Device,
+    /// Of trainable and of frozen parameters.
+    uploads: [Upload; 2],
 }
 
 impl LoadMapper<'_> {
-    fn tensor<const D: usize>(&mut self, range: Range<usize>, shape: Shape) -> Tensor<D> {
-        if self.pieces.last().is_some_and(|piece| piece.start == range.start)
-            && let Some(piece) = self.pieces.pop()
-        {
-            let data = TensorData::new(self.flat[piece.clone()].to_vec(), [piece.len()]);
-            self.uploaded = Some((piece.start, Tensor::from_data(data, &self.device.clone().inner())));
-        }
-        match &self.uploaded {
+    fn tensor<const D: usize>(&mut self, entry: &LayoutEntry, is_frozen: bool) -> Tensor<D> {
+        let (range, shape) = (entry.range.clone(), Shape::from(entry.shape.clone()));
+        match self.uploads[usize::from(is_frozen)].piece(&range, self.flat, self.device) {
             Some((start, piece)) => {
-                let part = piece.clone().narrow(0, range.start - start, range.len()).reshape(shape);
+                let part = piece.narrow(0, range.start - start, range.len()).reshape(shape);
                 if self.device.is_autodiff() { part.autodiff() } else { part }
             }
             None => Tensor::from_data(TensorData::new(self.flat[range].to_vec(), shape), self.device),
@@ -111,20 +137,31 @@ impl LoadMapper<'_> {
 }
 
 impl ModuleMapper for LoadMapper<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() {
-            return param;
+        let (name, layout) = (self.path.name(), self.layout);
+        let is_frozen = layout.is_frozen(&name);
+        let needed = if is_frozen { layout.len() } else { layout.trainable_len() };
+        match (layout.get(&name).filter(|_| self.flat.len() >= needed), is_frozen) {
+            (Some(entry), true) => Param::initialized(ParamId::new(), self.tensor(entry, true)),
+            (Some(entry), false) => Param::from_tensor(self.tensor(entry, false)),
+            (None, true) => param.set_require_grad(false),
+            (None, false) => param,
         }
-        let shape = param.lazy_shape();
-        let range = self.at..self.at + shape.num_elements();
-        self.at = range.end;
-        Param::from_tensor(self.tensor(range, shape))
     }
 }
 
 /// Gradient sums of several micro-batches, kept on the device until they are downloaded once.
 #[derive(Default)]
 pub(crate) struct Accumulator {
+    /// In the order of the layout's trainable parameters, which is their order in the model.
     sums: Vec<Option<Tensor<1>>>,
 }
 
@@ -134,9 +171,10 @@ impl Accumulator {
         model.visit(&mut visitor);
     }
 
-    /// Downloads the sums in the flat layout, followed by the `tail_len` values of `tail`. A
-    /// parameter without a gradient contributes zeros. Without `tail`, nothing was computed and all
-    /// are zeros. Layout entries have no gaps, so the buffer need not be cleared first.
+    /// Downloads the sums of the trainable parameters in the flat layout, followed by the
+    /// `tail_len` values of `tail`. A parameter without a gradient contributes zeros. Without
+    /// `tail`, nothing was computed and all are zeros. Layout entries have no gaps, so the buffer
+    /// need not be cleared first.
     pub(crate) fn download(
         self,
         layout: &Layout,
@@ -144,14 +182,15 @@ impl Accumulator {
         tail_len: usize,
         device: &Device,
     ) -> Result<Vec<f32>, ComputeError> {
-        let mut flat = Vec::with_capacity(layout.len() + tail_len);
+        let (trainable, len) = (layout.trainable_entries(), layout.trainable_len() + tail_len);
+        let mut flat = Vec::with_capacity(len);
         let Some(tail) = tail else {
-            flat.resize(layout.len() + tail_len, 0.0);
+            flat.resize(len, 0.0);
             return Ok(flat);
         };
         let mut sums = self.sums.into_iter().chain(std::iter::repeat_with(|| None));
         if is_host(device) {
-            for (entry, sum) in layout.entries().iter().zip(sums) {
+            for (entry, sum) in trainable.iter().zip(sums) {
                 match sum {
                     Some(sum) => append(sum, entry.range.len(), &mut flat)?,
                     None => flat.resize(entry.range.end, 0.0),
@@ -160,8 +199,8 @@ impl Accumulator {
             append(tail, tail_len, &mut flat)?;
             return Ok(flat);
         }
-        let (device, mut entries, mut tail) = (device.clone().inner(), layout.entries().iter().peekable(), Some(tail));
-        for piece in pieces(layout, PIECE) {
+        let (device, mut entries, mut tail) = (device.clone().inner(), trainable.iter().peekable(), Some(tail));
+        for piece in pieces(trainable, PIECE) {
             let mut parts = Vec::new();
             while let Some(entry) = entries.next_if(|entry| entry.range.end <= piece.end) {
                 let sum = sums.next().flatten();
@@ -238,9 +277,41 @@ mod tests {
     fn pieces_end_between_parameters() {
         let entries = [3, 4, 20, 1, 2, 3].into_iter().enumerate();
         let layout = Layout::new(entries.map(|(i, size)| (format!("p{i}"), vec![size]))).unwrap();
-        assert_eq!(pieces(&layout, 8), [0..7, 7..27, 27..33]);
-        assert_eq!(pieces(&layout, 1000).len(), 1);
-        assert_eq!(pieces(&layout, 1).len(), 6);
+        assert_eq!(pieces(layout.entries(), 8), [0..7, 7..27, 27..33]);
+        assert_eq!(pieces(layout.entries(), 1000).len(), 1);
+        assert_eq!(pieces(layout.entries(), 1).len(), 6);
+    }
+
+    /// All values in module order.
+    fn values_of<M: Module>(model: &M) -> Vec<f32> {
+        struct Values(Vec<f32>);
+        impl ModuleVisitor for Values {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.0.extend(param.val().into_data().try_to_vec::<f32>().unwrap());
+            }
+        }
+        let mut values = Values(Vec::new());
+        model.visit(&mut values);
+        values.0
+    }
+
+    #[test]
+    fn parameters_are_loaded_by_name_in_pieces_of_any_size() {
+        let device = Device::flex().autodiff();
+        let model = || ConvNet::new(1, 8, 8, 3, &device);
+        let all = layout_of(&model()).unwrap();
+        let expected = initial(&model(), &all, 3);
+        let layout = all.freeze(|entry| ["conv1.weight", "conv2.bias", "fc1.weight"].contains(&entry.name.as_str()));
+        let flat = initial(&model(), &layout, 3);
+        for most in [None, Some(1), Some(200), Some(1 << 20)] {
+            let loaded = load_in_pieces(model(), &flat, &layout, &device, most);
+            assert_eq!(values_of(&loaded), expected, "{most:?}");
+            // Without frozen values, those of the model stay.
+            let zeros = vec![0.0; layout.trainable_len()];
+            let loaded = load_in_pieces(loaded, &zeros, &layout, &device, most);
+            let loaded = load_in_pieces(loaded, &flat[..zeros.len()], &layout, &device, most);
+            assert_eq!(values_of(&loaded), expected, "{most:?}");
+        }
     }
 
     #[test]
@@ -250,15 +321,7 @@ mod tests {
         let layout = layout_of(&model).unwrap();
         let flat = initial(&model, &layout, 3);
         let model = load(model, &flat, &layout, &device);
-        let mut seen = Vec::new();
-        struct Values<'a>(&'a mut Vec<f32>);
-        impl ModuleVisitor for Values<'_> {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                self.0.extend(param.val().into_data().try_to_vec::<f32>().unwrap());
-            }
-        }
-        model.visit(&mut Values(&mut seen));
-        assert_eq!(seen, flat);
+        assert_eq!(values_of(&model), flat);
 
         // The bias of the last layer: the gradient of a sum of outputs is the number of samples.
         let images = Tensor::<4>::ones([5, 1, 8, 8], &device);

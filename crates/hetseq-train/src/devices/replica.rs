@@ -70,7 +70,8 @@ pub(crate) struct TrainingReplica<T: Task> {
 
 impl<T: Task> TrainingReplica<T> {
     pub(crate) fn new(task: Arc<T>, on: BurnDevice) -> Self {
-        let model = task.model(&on.device);
+        // Loads nothing, but freezes: the probe measures before the first load.
+        let model = params::load(task.model(&on.device), &[], &on.layout, &on.device);
         let terms = task.terms().len();
         TrainingReplica { task, on, model, terms }
     }
@@ -115,7 +116,7 @@ impl<T: Task> TrainingReplica<T> {
         let after = start.elapsed() - compute;
         let held_bytes = self.on.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let is_scaled = self.on.precision == Dtype::F16;
-        let has_overflowed = is_scaled && !hetseq_optim::unscale(&mut flat[..layout.len()], loss_scale);
+        let has_overflowed = is_scaled && !hetseq_optim::unscale(&mut flat[..layout.trainable_len()], loss_scale);
         Ok(GradientSums { flat, has_overflowed, compute, after, held_bytes })
     }
 
@@ -129,6 +130,7 @@ impl<T: Task> TrainingReplica<T> {
             add(&mut totals.counts, job.batch.counts());
             add(&mut totals.losses, &scalars(output.losses)?);
             add(&mut totals.scores, &scalars(output.scores)?);
+            totals.predictions.extend(job.micro.samples.iter().copied().zip(output.predictions));
             self.on.count_step();
         }
         Ok((totals, start.elapsed()))

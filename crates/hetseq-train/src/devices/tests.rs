@@ -1,7 +1,8 @@
 //! Replicas on threads: many concurrent steps must neither deadlock nor diverge. Burn's autodiff
 //! has global tables, and leaves that share an id would join the replicas' graphs. Also failover.
 
-use std::path::Path;
+mod frozen_parameters;
+
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -20,10 +21,9 @@ use super::{DeviceSpec, Devices, FaultInjection, LocalSum, PrecisionPolicy, Step
 use crate::data::loader::{Job, MicroBatch};
 use crate::devices::params;
 use crate::error::TrainError;
-use crate::inference::GenerateOptions;
 use crate::task::compute::ReplicaSetup;
 use crate::task::{
-    Answer, EncodedInput, ForwardContext, Inference, OpenedTask, Samples, Split, StepOutput, Task, TaskData, TaskError,
+    Answer, ForwardContext, Inference, OpenedTask, Samples, Split, StepOutput, Task, TaskData, TaskError,
 };
 
 struct Toy;
@@ -67,7 +67,7 @@ impl Task for Toy {
         let x = ctx.floats::<2>(batch, "x")?;
         let x = dropout(relu(model.first.forward(x)), 0.3, &ctx.keys);
         let out = model.last.forward(x);
-        Ok(StepOutput { losses: vec![(out.clone() * out).sum()], scores: Vec::new() })
+        Ok(StepOutput { losses: vec![(out.clone() * out).sum()], ..StepOutput::default() })
     }
 }
 
@@ -299,27 +299,15 @@ impl Inference for Echo {
     const TASK: &'static str = "echo";
     type Model = Net;
 
-    fn open(_: &Path, _: &GenerateOptions) -> Result<Self, TaskError> {
-        Ok(Echo)
-    }
-
     fn model(&self, device: &Device) -> Net {
         Toy.model(device)
-    }
-
-    fn encode(&self, _: &str) -> Result<EncodedInput, TaskError> {
-        Ok(EncodedInput::default())
-    }
-
-    fn collate(&self, _: &[&EncodedInput]) -> Result<Batch, TaskError> {
-        Ok(Batch::new([]))
     }
 
     fn predict(&self, _: &Net, batch: &Batch, _: &ForwardContext) -> Result<Vec<Answer>, TaskError> {
         let inputs = batch.i32s("x")?;
         assert!(!inputs.contains(&99), "a bad input");
         assert!(!std::thread::current().name().is_some_and(|name| name.starts_with("cpu:1")), "a bad device");
-        let answer = |input: &i32| Answer { candidates: vec![(input.to_string(), 0.0)], tokens: 1 };
+        let answer = |input: &i32| Answer { texts: vec![(input.to_string(), 0.0)], tokens: 1 };
         Ok(inputs.iter().map(answer).collect())
     }
 }
@@ -340,8 +328,8 @@ fn answers(inputs: &[i32], most: usize) -> Result<Vec<String>, TrainError> {
     };
     let mut found = Vec::new();
     devices.predict(inputs.iter().map(job).collect(), &mut |job, answers| {
-        assert_eq!(answers[0].candidates[0].0, job.micro.samples[0].to_string());
-        found.extend(answers.into_iter().flat_map(|answer| answer.candidates).map(|(text, _)| text));
+        assert_eq!(answers[0].texts[0].0, job.micro.samples[0].to_string());
+        found.extend(answers.into_iter().flat_map(|answer| answer.texts).map(|(text, _)| text));
         found.len() < most
     })?;
     Ok(found)

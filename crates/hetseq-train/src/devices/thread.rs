@@ -20,8 +20,15 @@ use crate::task::compute::{GradientSums, ReplicaSetup};
 use crate::task::{Answer, ComputeError, OpenedTask, Replica, Split, Totals};
 
 pub(super) enum DeviceCommand {
-    Load(Arc<Vec<f32>>),
-    Run { work: Work, jobs: Vec<Arc<Job>> },
+    /// Loads the first `count` parameters.
+    Load {
+        parameters: Arc<Vec<f32>>,
+        count: usize,
+    },
+    Run {
+        work: Work,
+        jobs: Vec<Arc<Job>>,
+    },
 }
 
 /// What to do with micro-batches.
@@ -133,7 +140,9 @@ impl DeviceThread {
 
     fn run_command(&self, replica: &mut dyn Replica, command: DeviceCommand) -> Result<DeviceReply, ComputeError> {
         let (work, jobs) = match command {
-            DeviceCommand::Load(parameters) => return replica.load(&parameters).map(|()| DeviceReply::Loaded),
+            DeviceCommand::Load { parameters, count } => {
+                return replica.load(&parameters[..count]).map(|()| DeviceReply::Loaded);
+            }
             DeviceCommand::Run { work, jobs } => (work, jobs),
         };
         let done = match work {

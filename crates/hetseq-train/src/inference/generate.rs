@@ -7,21 +7,15 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use hetseq_data::{Batch, SampleLengths};
+use hetseq_data::Batch;
 
-use crate::checkpoint::weights;
-use crate::config::current_task_name;
+use super::trained_model::TrainedModel;
 use crate::data::loader::{Job, MicroBatch};
-use crate::devices::{DeviceSpec, Devices, PrecisionPolicy, burn_compute};
+use crate::devices::DeviceSpec;
 use crate::error::TrainError;
-use crate::task::compute::TaskKeys;
-use crate::task::{Answer, EncodedInput, Inference, OpenedTask, Samples, Split, TaskData, TaskError};
+use crate::task::{Answer, EncodedInput, TaskError, TextInference};
 use crate::tasks::translation::DEFAULT_BEAM;
-
-/// How long a device may take for one batch.
-const HANG_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Settings of a [`Generator`].
 #[derive(Debug, Clone, PartialEq)]
@@ -71,17 +65,14 @@ pub struct Cut {
     pub kept: usize,
 }
 
-/// A trained model on the devices of this machine.
+/// A trained model that answers lines of text.
 pub struct Generator {
-    checkpoint: PathBuf,
+    model: TrainedModel,
     encoder: Box<dyn Encoder>,
-    devices: Devices,
-    /// Kept for a device that replaces a failed one.
-    _parameters: Arc<Vec<f32>>,
     batch_tokens: usize,
 }
 
-/// The host's part of an [`Inference`], without its type.
+/// The host's part of a [`TextInference`], without its type.
 trait Encoder {
     fn encode(&self, line: &str) -> Result<EncodedInput, TaskError>;
     fn collate(&self, lines: &[&EncodedInput]) -> Result<Batch, TaskError>;
@@ -89,7 +80,7 @@ trait Encoder {
 
 struct InferenceEncoder<I>(Arc<I>);
 
-impl<I: Inference> Encoder for InferenceEncoder<I> {
+impl<I: TextInference> Encoder for InferenceEncoder<I> {
     fn encode(&self, line: &str) -> Result<EncodedInput, TaskError> {
         self.0.encode(line)
     }
@@ -99,55 +90,19 @@ impl<I: Inference> Encoder for InferenceEncoder<I> {
     }
 }
 
-/// The data of a model that is opened without any.
-struct NoData;
-
-impl TaskData for NoData {
-    fn fingerprint(&self) -> String {
-        String::new()
-    }
-
-    fn lengths(&self, _split: Split) -> SampleLengths {
-        SampleLengths::Uniform { samples: 0, tokens: 0 }
-    }
-
-    fn collate(&self, _samples: &Samples<'_>) -> Result<Batch, TaskError> {
-        Err("a model opened for inference has no samples".into())
-    }
-}
-
 impl Generator {
     /// Loads the model of a `checkpoint` that has been verified.
-    pub(crate) fn open<I: Inference>(checkpoint: PathBuf, options: GenerateOptions) -> Result<Self, TrainError> {
+    pub(crate) fn open<I: TextInference>(checkpoint: PathBuf, options: GenerateOptions) -> Result<Self, TrainError> {
         let failed = |reason: TaskError| TrainError::Task { task: I::TASK.to_owned(), reason: reason.into() };
         let inference = Arc::new(I::open(&checkpoint, &options).map_err(failed)?);
-        let task = OpenedTask {
-            name: I::TASK.into(),
-            data: Arc::new(NoData),
-            compute: Arc::new(burn_compute::predicting(inference.clone())),
-            keys: TaskKeys::default(),
-            config: "".into(),
-        };
-        let layout = Arc::new(task.compute.layout().map_err(failed)?);
-        let names = inference.hugging_face();
-        let mut parameters = task.compute.initial(&layout, 0);
-        let found = weights::read(&checkpoint, &layout, &|name: &str| names.parameter_name(name), &mut parameters)
-            .map_err(TrainError::checkpoint(&checkpoint))?;
-        if let Some(missing) = found.missing.iter().find(|name| !names.allow_missing(name)) {
-            let reason = format!("the tensor {missing} is missing, which the model of its config.json has");
-            return Err(TrainError::Checkpoint { path: checkpoint, reason });
-        }
-        let policy = PrecisionPolicy::default();
-        let mut devices = Devices::start(&task, &layout, &options.devices, policy, HANG_TIMEOUT)?;
-        let parameters = Arc::new(parameters);
-        devices.load(&parameters)?;
+        let model = TrainedModel::open(checkpoint, &inference, &options.devices)?;
         let (encoder, batch_tokens) = (Box::new(InferenceEncoder(inference)), options.batch_tokens);
-        Ok(Generator { checkpoint, encoder, devices, _parameters: parameters, batch_tokens })
+        Ok(Generator { model, encoder, batch_tokens })
     }
 
     /// Path of the loaded checkpoint.
     pub fn checkpoint(&self) -> &Path {
-        &self.checkpoint
+        &self.model.checkpoint
     }
 
     /// Answers all lines, in their order. `done` is called with the number of lines just completed
@@ -167,7 +122,7 @@ impl Generator {
                 empty += 1;
                 continue;
             }
-            let input = self.encoder.encode(text).map_err(|reason| self.failed(reason))?;
+            let input = self.encoder.encode(text).map_err(|reason| self.model.failed(reason))?;
             let kept = input.tokens.len();
             translations[line].was_cut = input.tokens_before_cut.map(|tokens| Cut { tokens, kept });
             encoded.push((line, input));
@@ -175,18 +130,21 @@ impl Generator {
         done(empty);
         let jobs = self.jobs(encoded)?;
         let mut not_finite = None;
-        self.devices.predict(jobs, &mut |job, predictions| {
-            for (&line, Answer { candidates, tokens }) in job.micro.samples.iter().zip(predictions) {
-                if !candidates.first().is_some_and(|(_, score)| score.is_finite()) {
+        self.model.devices.predict(jobs, &mut |job, predictions| {
+            for (&line, Answer { texts, tokens }) in job.micro.samples.iter().zip(predictions) {
+                if !texts.first().is_some_and(|(_, score)| score.is_finite()) {
                     not_finite.get_or_insert(line as usize);
                 }
                 let translation = &mut translations[line as usize];
-                (translation.hypotheses, translation.tokens) = (candidates, tokens);
+                (translation.hypotheses, translation.tokens) = (texts, tokens);
             }
             done(job.micro.samples.len()) && not_finite.is_none()
         })?;
         match not_finite {
-            Some(line) => Err(self.score_not_finite(&lines[line])),
+            Some(line) => {
+                let line: String = lines[line].chars().take(60).collect();
+                Err(self.model.score_not_finite(&format!("translations of `{line}`")))
+            }
             None => Ok(translations),
         }
     }
@@ -195,33 +153,13 @@ impl Generator {
     fn jobs(&self, lines: Vec<(usize, EncodedInput)>) -> Result<Vec<Arc<Job>>, TrainError> {
         let job = |lines: Vec<(usize, EncodedInput)>| {
             let inputs: Vec<&EncodedInput> = lines.iter().map(|(_, input)| input).collect();
-            let batch = self.encoder.collate(&inputs).map_err(|reason| self.failed(reason))?;
+            let batch = self.encoder.collate(&inputs).map_err(|reason| self.model.failed(reason))?;
             let longest = inputs.iter().map(|input| input.tokens.len()).max().unwrap_or(0) as u32;
             let samples = lines.iter().map(|(line, _)| *line as u32).collect();
             Ok(Arc::new(Job { micro: MicroBatch { samples, longest }, batch }))
         };
         batches(lines, self.batch_tokens).into_iter().map(job).collect()
     }
-
-    fn failed(&self, reason: TaskError) -> TrainError {
-        TrainError::Task { task: "generate".to_owned(), reason: reason.into() }
-    }
-
-    /// The weights are finite, but the scores are not.
-    fn score_not_finite(&self, line: &str) -> TrainError {
-        let line: String = line.chars().take(60).collect();
-        let reason = format!("its scores for translations of `{line}` are not finite. Use an earlier checkpoint");
-        TrainError::Checkpoint { path: self.checkpoint.clone(), reason }
-    }
-}
-
-/// The task that a checkpoint was trained with, from its `config.toml`. A directory of another
-/// program has none.
-pub(crate) fn task_of(checkpoint: &Path) -> Option<String> {
-    let text = fs_err::read_to_string(checkpoint.join("config.toml")).ok()?;
-    let config: toml::Table = text.parse().ok()?;
-    let task = config.get("run")?.get("task")?.as_str()?;
-    Some(current_task_name(task).to_owned())
 }
 
 /// Groups lines into batches of at most `max_tokens` tokens with padding. The longest come first,

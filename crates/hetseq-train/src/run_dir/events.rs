@@ -11,7 +11,7 @@ use hetseq_metrics::events::sink::{JsonLines, Overflow};
 use hetseq_metrics::{Background, Event, Journal, terminal, thousands};
 use hetseq_optim::Layout;
 
-use crate::checkpoint::write_flat;
+use crate::checkpoint::write_entries;
 use crate::config::RunConfig;
 use crate::error::TrainError;
 
@@ -129,6 +129,7 @@ impl RunEvents {
     }
 
     /// `debug.gradients`: writes the reduced gradient of update number `update`, before clipping.
+    /// Frozen parameters have none.
     pub(crate) fn gradient(&self, update: u64, layout: &Layout, flat: &[f32]) -> Result<(), TrainError> {
         if !self.gradients {
             return Ok(());
@@ -136,7 +137,7 @@ impl RunEvents {
         let dir = self.dir.join("gradients");
         let write = || {
             fs::create_dir_all(&dir)?;
-            write_flat(&dir.join(format!("update-{update}.safetensors")), layout, flat)
+            write_entries(&dir.join(format!("update-{update}.safetensors")), layout.trainable_entries(), flat)
         };
         write().map_err(TrainError::io("writing a gradient"))
     }

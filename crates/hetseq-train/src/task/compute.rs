@@ -34,6 +34,11 @@ pub(crate) struct TaskKeys {
 }
 
 impl OpenedTask {
+    /// Names, shapes and order of the parameters, all of them trainable.
+    pub(crate) fn layout(&self) -> Result<Layout, TrainError> {
+        self.compute.layout().map_err(|reason| self.error(reason))
+    }
+
     /// The error for a task that cannot be used as it is configured.
     pub(crate) fn error(&self, reason: impl Into<TaskError>) -> TrainError {
         TrainError::Task { task: self.name.to_string(), reason: Box::new(reason.into()) }
@@ -47,7 +52,7 @@ impl OpenedTask {
 
 /// What computes on batches. One per process.
 pub(crate) trait Compute: Send + Sync {
-    /// Names, shapes and order of the parameters.
+    /// Names, shapes and order of the parameters, all of them trainable.
     fn layout(&self) -> Result<Layout, TaskError>;
 
     /// The parameters of a new run: a function of the seed and the parameters' names.
@@ -77,6 +82,7 @@ pub(crate) trait Replica {
     /// The dtype of its products.
     fn precision(&self) -> Dtype;
 
+    /// Loads all parameters, or only the trainable ones, which come first.
     fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError>;
 
     /// Computes the gradients of `sum over terms of scales[t] * loss sum t`, added up over the
@@ -92,7 +98,7 @@ pub(crate) trait Replica {
 
 /// A device's result for one update.
 pub(crate) struct GradientSums {
-    /// The flat gradient sum, then the loss sum of each term.
+    /// The flat gradient sum of the trainable parameters, then the loss sum of each term.
     pub(crate) flat: Vec<f32>,
     /// Whether gradients overflowed in `f16`.
     pub(crate) has_overflowed: bool,

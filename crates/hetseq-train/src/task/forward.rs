@@ -60,10 +60,13 @@ impl ForwardContext {
 }
 
 /// The result of a forward pass.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct StepOutput {
     /// The loss sum of each term.
     pub losses: Vec<Tensor<1>>,
     /// Sums for the metrics, such as the number of correct answers. Only used when evaluating.
     pub scores: Vec<Tensor<1>>,
+    /// One value per sample, for metrics that are not functions of sums, such as rank correlations.
+    /// Collected in [`Totals::predictions`](super::Totals). Only used when evaluating.
+    pub predictions: Vec<f32>,
 }

@@ -33,7 +33,7 @@ use thiserror::Error;
 pub(crate) use compute::{Compute, ComputeError, OpenedTask, Replica};
 pub use forward::{ForwardContext, StepOutput, Term};
 pub use hugging_face::HuggingFace;
-pub use inference::{Answer, EncodedInput, Inference};
+pub use inference::{Answer, EncodedInput, FileInference, Inference, TextInference};
 pub use registry::Tasks;
 pub use samples::{Samples, Split};
 pub use totals::{Better, Metric, Totals};

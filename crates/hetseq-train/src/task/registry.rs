@@ -8,17 +8,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::compute::{OpenedTask, TaskKeys};
-use super::{Inference, Split, Task, TaskData, TaskError};
+use super::{FileInference, Split, Task, TaskData, TaskError, TextInference};
 use crate::bench::{self, StepReport, StepRequest};
 use crate::checkpoint::Checkpoints;
 use crate::config::{Config, ConfigSource, RunConfig};
 use crate::devices::burn_compute;
 use crate::error::TrainError;
-use crate::inference::{self, GenerateOptions, Generator};
+use crate::inference::{GenerateOptions, Generator, PredictOptions, Predictor, TrainedTask, trained_task};
 use crate::run::{self, RunOptions};
 use crate::tasks::bert::BertTask;
-use crate::tasks::fine_tuning::{SequenceClassification, TokenClassification};
-use crate::tasks::images::ImageTask;
+use crate::tasks::fine_tuning::{
+    EntityHead, EntityLinking, FineTuned, SequenceClassification, SequenceHead, TokenClassification, TokenHead,
+};
+use crate::tasks::images::{ImageClassifier, ImageTask};
 use crate::tasks::synthetic_bert::SyntheticBert;
 use crate::tasks::translation::{TranslationTask, Translator};
 use crate::trainer::RunOutcome;
@@ -28,21 +30,32 @@ use crate::trainer::evaluate::Evaluation;
 #[derive(Default)]
 pub struct Tasks {
     registered: Vec<Box<dyn ErasedTask>>,
-    inference: Vec<(&'static str, OpenGenerator)>,
+    generators: Vec<Opens<Generator, GenerateOptions>>,
+    predictors: Vec<Opens<Predictor, PredictOptions>>,
 }
 
-type OpenGenerator = fn(PathBuf, GenerateOptions) -> Result<Generator, TrainError>;
+/// How checkpoints of one task are opened for inference.
+struct Opens<M, O> {
+    task: &'static str,
+    architecture: Option<&'static str>,
+    open: fn(PathBuf, O) -> Result<M, TrainError>,
+}
 
 impl Tasks {
     /// The tasks that are part of HetSeq.
     pub fn builtin() -> Self {
         Tasks::default()
             .with::<ImageTask>()
+            .with_predictor::<ImageClassifier>()
             .with::<BertTask>()
             .with::<TokenClassification>()
+            .with_predictor::<FineTuned<TokenHead>>()
+            .with::<EntityLinking>()
+            .with_predictor::<FineTuned<EntityHead>>()
             .with::<SequenceClassification>()
+            .with_predictor::<FineTuned<SequenceHead>>()
             .with::<TranslationTask>()
-            .with_inference::<Translator>()
+            .with_generator::<Translator>()
             .with::<SyntheticBert>()
     }
 
@@ -54,12 +67,21 @@ impl Tasks {
         self
     }
 
-    /// Adds the inference of a task, for `hetseq generate`. It replaces an earlier one of the same
-    /// task.
+    /// Adds what `hetseq generate` uses for checkpoints of a task. It replaces an earlier one of the
+    /// same task.
     #[must_use]
-    pub fn with_inference<I: Inference>(mut self) -> Self {
-        self.inference.retain(|(task, _)| *task != I::TASK);
-        self.inference.push((I::TASK, Generator::open::<I>));
+    pub fn with_generator<I: TextInference>(mut self) -> Self {
+        self.generators.retain(|known| known.task != I::TASK);
+        self.generators.push(Opens { task: I::TASK, architecture: I::ARCHITECTURE, open: Generator::open::<I> });
+        self
+    }
+
+    /// Adds what `hetseq predict` uses for checkpoints of a task. It replaces an earlier one of the
+    /// same task.
+    #[must_use]
+    pub fn with_predictor<I: FileInference>(mut self) -> Self {
+        self.predictors.retain(|known| known.task != I::TASK);
+        self.predictors.push(Opens { task: I::TASK, architecture: I::ARCHITECTURE, open: Predictor::open::<I> });
         self
     }
 
@@ -104,20 +126,13 @@ impl Tasks {
     /// Opens a trained model that answers lines of text. `path` is a run (its best checkpoint is
     /// used, else the newest), a checkpoint, or a model directory of another program.
     pub fn generator(&self, path: &Path, options: GenerateOptions) -> Result<Generator, TrainError> {
-        let checkpoint = Checkpoints::resolve(path)?;
-        let known: Vec<&str> = self.inference.iter().map(|(task, _)| *task).collect();
-        let task = inference::task_of(&checkpoint);
-        // A directory of another program does not name a task. Its files show whether it fits.
-        let found = self.inference.iter().find(|(known, _)| task.as_deref().is_none_or(|task| task == *known));
-        match found {
-            Some((_, open)) => open(checkpoint, options),
-            None => Err(TrainError::Config(format!(
-                "{} is a model of the task {}, which generates no text; tasks that do: {}",
-                checkpoint.display(),
-                task.unwrap_or_else(|| "unknown".to_owned()),
-                known.join(", ")
-            ))),
-        }
+        open_trained(&self.generators, path, options, "generates no text")
+    }
+
+    /// Opens a trained model that predicts the samples of a file. `path` as for
+    /// [`Tasks::generator`].
+    pub fn predictor(&self, path: &Path, options: PredictOptions) -> Result<Predictor, TrainError> {
+        open_trained(&self.predictors, path, options, "cannot predict files")
     }
 
     fn find(&self, source: &ConfigSource) -> Result<&dyn ErasedTask, TrainError> {
@@ -130,6 +145,27 @@ impl Tasks {
             }
         }
     }
+}
+
+/// Opens the checkpoint of `path` with the inference of its task. `refusal` is what a task without
+/// one does.
+fn open_trained<M, O>(known: &[Opens<M, O>], path: &Path, options: O, refusal: &str) -> Result<M, TrainError> {
+    let checkpoint = Checkpoints::resolve(path)?;
+    let trained = trained_task(&checkpoint);
+    // A directory of another program need not name a class that we know. If there is only one
+    // inference, its files show whether it fits.
+    let only = || if matches!(trained, TrainedTask::Named(_)) || known.len() > 1 { None } else { known.first() };
+    if let Some(opens) = known.iter().find(|opens| trained.fits(opens.task, opens.architecture)).or_else(only) {
+        return (opens.open)(checkpoint, options);
+    }
+    let model = match trained {
+        TrainedTask::Named(task) => format!("a model of the task {task}, which {refusal}"),
+        TrainedTask::Architecture(class) => format!("a {class}, which {refusal}"),
+        TrainedTask::Unknown => "no model directory: there is neither a config.toml nor a config.json in it".to_owned(),
+    };
+    let tasks: Vec<&str> = known.iter().map(|opens| opens.task).collect();
+    let (path, tasks) = (checkpoint.display(), tasks.join(", "));
+    Err(TrainError::Config(format!("{path} is {model}; tasks that can be used: {tasks}")))
 }
 
 /// A task without its type parameters.

@@ -1,4 +1,4 @@
-//! Sums of an evaluation, and the metrics that a task computes from them. Added up by
+//! Sums and predictions of an evaluation, and the metrics that a task computes from them. Added up by
 //! `trainer/evaluate.rs` over devices and ranks: metrics of sums are the same for every split.
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,9 @@ pub struct Totals {
     pub losses: Vec<f64>,
     /// Sums of the scores.
     pub scores: Vec<f64>,
+    /// Samples and their values, in no particular order, if the task returns any
+    /// ([`StepOutput::predictions`](super::StepOutput)).
+    pub predictions: Vec<(u32, f32)>,
 }
 
 impl Totals {
@@ -33,6 +36,7 @@ impl Totals {
         add(&mut self.counts, &part.counts);
         add(&mut self.losses, &part.losses);
         add(&mut self.scores, &part.scores);
+        self.predictions.extend_from_slice(&part.predictions);
     }
 
     /// Whether the counts can be added without overflow: a peer may send any number.
@@ -97,7 +101,8 @@ mod tests {
 
     #[test]
     fn means_of_nothing_are_zero() {
-        let totals = Totals { samples: 2, counts: vec![4, 0], losses: vec![2.0, 9.0], scores: vec![3.0] };
+        let totals =
+            Totals { samples: 2, counts: vec![4, 0], losses: vec![2.0, 9.0], scores: vec![3.0], ..Totals::default() };
         assert_eq!([totals.mean_loss(0), totals.mean_loss(2), totals.mean_score(0, 0)], [0.5, 0.0, 0.75]);
         assert_eq!(Totals::default().mean_score(1, 1), 0.0);
     }

@@ -242,7 +242,7 @@ impl Checkpointing {
         if self.writer.is_none() {
             return;
         }
-        let needed = size_bytes(learner.parameters.len(), learner.slots().len());
+        let needed = size_bytes(learner.parameters.len(), learner.slots().iter().map(|(_, values)| values.len()));
         if let Some(free) = free_bytes(self.store.dir())
             && free < needed
         {

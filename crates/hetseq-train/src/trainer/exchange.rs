@@ -27,6 +27,7 @@ pub(super) struct NextUpdate {
 
 /// The sums of an update over all ranks.
 pub(super) struct ReducedGradient {
+    /// Of the trainable parameters.
     pub(super) flat: Vec<f32>,
     pub(super) losses: Vec<f64>,
     /// It overflowed on some device, so no rank uses it.
@@ -64,8 +65,8 @@ impl Trainer {
         let after = self.learner.cursor_after(update);
         let next = self.pipeline.sampler.at(&after);
         let header = self.header(&after, next.as_ref());
-        let (len, comm) = (self.session.layout.len() + self.terms.len(), &self.config.comm);
-        let shards = Shards::weighted(len, self.pipeline.planner.shard_weights());
+        let (trainable, comm) = (self.session.layout.trainable_len(), &self.config.comm);
+        let shards = Shards::weighted(trainable + self.terms.len(), self.pipeline.planner.shard_weights());
         let (wire, algorithm) = (wire_format(comm.wire_dtype, self.terms.len()), algorithm(comm.algorithm));
         let rank_label = self.session.rank_label();
         let sources =
@@ -81,7 +82,7 @@ impl Trainer {
         };
         let merged = self.receive_headers(&summed.notes, next.as_ref(), self.session.cluster.members.len())?;
         let mut flat = summed.data;
-        let losses = flat.split_off(self.session.layout.len()).into_iter().map(f64::from).collect();
+        let losses = flat.split_off(trainable).into_iter().map(f64::from).collect();
         let is_skipped = merged.overflow == Some(true);
         let gradient = ReducedGradient { flat, losses, is_skipped, norm: 0.0 };
         Ok((gradient, NextUpdate { work: next.zip(loaded), merged }))

@@ -209,7 +209,7 @@ impl Trainer {
         self.learner.step(&gradient.flat, gradient.norm, header.lr).map_err(|WroteNotFinite(what)| {
             TrainError::Diverged { update, what, last: self.checkpointing.last_checkpoint() }
         })?;
-        self.session.devices.load(&self.learner.parameters)?;
+        self.session.devices.load_trainable(&self.learner.parameters)?;
         self.observer.rank.host_micros += started.elapsed().as_micros() as u64;
         Ok(())
     }

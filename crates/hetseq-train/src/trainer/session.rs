@@ -56,7 +56,7 @@ impl Session {
     ) -> Result<Self, TrainError> {
         // First, while nothing else needs the cores.
         let data_check = DataCheck::begin(&task.name, task.data.checksummed_files())?;
-        let layout = Arc::new(task.compute.layout().map_err(|reason| task.error(reason))?);
+        let layout = Arc::new(config.optim.freeze(task.layout()?)?);
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let specs = devices_named(&config.run.devices)
             .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
@@ -68,7 +68,7 @@ impl Session {
         let template = Profile {
             task: task.name.to_string(),
             parameters: layout.len() as u64,
-            exchange_bytes: config.comm.wire_dtype.bytes() * layout.len() as u64,
+            exchange_bytes: config.comm.wire_dtype.bytes() * layout.trainable_len() as u64,
             ranks: Vec::new(),
         };
         let cluster = ClusterProfile { profile: template, members: Vec::new(), local: 0..0, keys: Vec::new() };
@@ -162,15 +162,16 @@ impl Session {
         cache: &ProbeCache,
         stop: &StopFlag,
     ) -> Result<ProbeEntry, TrainError> {
-        let parameter_bytes = 4 * self.layout.len() as u64;
+        let trainable_bytes = 4 * self.layout.trainable_len() as u64;
         let limits = ProbeLimits {
             max_samples: config.batch.micro,
             max_tokens: config.batch.max_tokens,
             global: config.batch.global,
             memory_bytes: memory::limit_bytes(config.run.memory_mib.map(|mib| mib << 20), sharing),
             gpu_memory_bytes: config.run.gpu_memory_mib.map(|mib| mib << 20),
-            // Two optimizer values for each parameter, the sum, and the buffers of the exchange.
-            reserved_bytes: 4 * parameter_bytes,
+            // Two optimizer values for each trainable parameter, the sum, and the buffers of the
+            // exchange.
+            reserved_bytes: 4 * trainable_bytes,
             budget: Duration::from_secs_f64(config.batch.probe_s),
         };
         let key = self.probe_key(config, &limits, sharing);

@@ -127,6 +127,7 @@ impl Parts {
             world: session.group.world(),
             devices: session.cluster.members.len(),
             parameters: session.layout.len(),
+            frozen_parameters: session.layout.len() - session.layout.trainable_len(),
             train_samples: data.lengths(Split::Train).samples(),
             valid_samples: data.lengths(Split::Valid).samples(),
             updates_per_epoch: pipeline.sampler.updates_per_epoch(cursor.epoch),

@@ -81,7 +81,8 @@ pub(super) fn find_start_point(
     if options.reset.optimizer {
         restored.slots.clear();
     } else {
-        check_optimizer_state(&restored, &session.layout).map_err(TrainError::checkpoint(&path))?;
+        check_optimizer_state(&restored, &session.layout, || config_changes_since(&path, &session.task))
+            .map_err(TrainError::checkpoint(&path))?;
     }
     let updates = restored.state.cursor.updates;
     let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
@@ -96,11 +97,24 @@ pub(super) fn find_start_point(
 }
 
 /// Checks that the optimizer's state fits `layout` and is finite. It has no parameter names: its
-/// values are in the order of the layout.
-fn check_optimizer_state(restored: &Restored, layout: &Layout) -> Result<(), String> {
+/// values are in the order of the layout. `changes` are those of the config.
+fn check_optimizer_state(
+    restored: &Restored,
+    layout: &Layout,
+    changes: impl FnOnce() -> Vec<Change>,
+) -> Result<(), String> {
     const DROP: &str = "Drop the optimizer's state with --reset optimizer";
     if restored.manifest.as_ref().is_some_and(|manifest| !manifest.has_layout(layout.hash())) {
-        return Err(format!("its model has other parameters, or another order of them, than this config's. {DROP}"));
+        return Err(match changes().into_iter().find(|change| change.key == "optim.frozen") {
+            Some(Change { was, is, .. }) => {
+                let [was, is] = [was, is].map(|value| value.unwrap_or_else(|| "[]".to_owned()));
+                format!(
+                    "optim.frozen was {was} and is {is} now, so its optimizer state is of other parameters. Set it \
+                     back, or drop the state with --reset optimizer"
+                )
+            }
+            None => format!("its model has other parameters, or another order of them, than this config's. {DROP}"),
+        });
     }
     let slots = restored.slots.iter().map(|(name, values)| (name.as_str(), &values[..]));
     state_not_finite(layout, slots)

@@ -71,7 +71,7 @@ impl Task for Reader {
     }
 
     fn forward(&self, _: &Nothing, _: &Batch, _: &ForwardContext) -> Result<StepOutput, TaskError> {
-        Ok(StepOutput { losses: Vec::new(), scores: Vec::new() })
+        Ok(StepOutput::default())
     }
 }
 

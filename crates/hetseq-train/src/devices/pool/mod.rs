@@ -89,7 +89,7 @@ pub(crate) struct Lost {
 
 /// The sum over the local devices for one update.
 pub(crate) struct LocalSum {
-    /// Gradients in the flat layout, then the loss sum of each term.
+    /// Gradients of the trainable parameters in the flat layout, then the loss sum of each term.
     pub(crate) flat: Vec<f32>,
     pub(crate) devices: Vec<DeviceReport>,
     /// Time to add up the devices.
@@ -172,12 +172,22 @@ impl Devices {
 
     /// Loads the parameters into all replicas.
     pub(crate) fn load(&mut self, parameters: &Arc<Vec<f32>>) -> Result<(), TrainError> {
+        self.load_first(parameters.len(), parameters)
+    }
+
+    /// Loads the parameters after a step of the optimizer: the frozen ones must be those of the last
+    /// [`Devices::load`].
+    pub(crate) fn load_trainable(&mut self, parameters: &Arc<Vec<f32>>) -> Result<(), TrainError> {
+        self.load_first(self.setup.layout.trainable_len(), parameters)
+    }
+
+    fn load_first(&mut self, count: usize, parameters: &Arc<Vec<f32>>) -> Result<(), TrainError> {
         self.loaded = Some(Arc::downgrade(parameters));
         const LOADING: &str = "loading parameters";
         let mut failures = Vec::new();
         let alive = self.alive();
         for &at in &alive {
-            self.handles[at].send(DeviceCommand::Load(parameters.clone()));
+            self.handles[at].send(DeviceCommand::Load { parameters: parameters.clone(), count });
         }
         for &at in &alive {
             if let Err(error) = self.handles[at].wait_for_reply(LOADING) {
@@ -288,7 +298,7 @@ impl Devices {
             }
             sum.devices.push(report);
         }
-        sum.flat.resize(self.setup.layout.len() + self.setup.task.data.terms().len(), 0.0);
+        sum.flat.resize(self.setup.layout.trainable_len() + self.setup.task.data.terms().len(), 0.0);
         sum.adding = started.elapsed();
         sum
     }

@@ -160,7 +160,7 @@ pub(crate) fn forward(
     let tape = (recompute && ctx.is_training()).then_some(&ctx.tape);
     let predictions = model.predict(&input, &words, &sentences, &ctx.keys, tape);
     let labels = [words, sentences];
-    let mut output = StepOutput { losses: Vec::new(), scores: Vec::new() };
+    let mut output = StepOutput::default();
     for (prediction, labels) in predictions.into_iter().zip(&labels).take(1 + usize::from(has_sentences)) {
         if !ctx.is_training() {
             output.scores.push(prediction.correct(labels));

@@ -1,99 +1,212 @@
-//! Fine-tuning of BERT: a label for each word (`token-classification`) or for each text
-//! (`sequence-classification`). Here is what both share: the pre-trained model to start from, and
-//! the files that make a checkpoint a Hugging Face directory.
+//! Fine-tuning of BERT: a label for each word (`token-classification`), also with the entity of each
+//! mention (`entity-linking`), or for each text (`sequence-classification`). [`FineTuning`] is what the tasks share: a pre-trained model,
+//! labelled samples and the exchange with Hugging Face. A [`BertHead`] is what differs.
+//! `predict.rs` labels new files with a trained model.
 
+mod classifier_files;
+mod entity_linking;
+mod predict;
+mod predicted_words;
 mod sequence_classification;
+mod shared_keys;
 mod token_classification;
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
-use hetseq_data::tokenize::Tokenizer;
-use hetseq_models::bert::{BertConfig, parameter_name};
+use burn::tensor::{Device, Tensor};
+use hetseq_data::finetune::{LabelSet, LabelledSamples};
+use hetseq_data::{Batch, SampleLengths};
+use hetseq_models::Network;
+use hetseq_models::bert::{BertConfig, BertInput};
+use hetseq_models::recompute::Tape;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::bert::{MODEL_CONFIG, ModelKeys, model_files};
-use crate::task::{HuggingFace, TaskError};
+use self::classifier_files::ClassifierFiles;
+use self::shared_keys::{FineTuningConfig, Pretrained, SharedKeys};
+use crate::inference::PredictionFormat;
+use crate::task::{
+    Answer, ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Term, Totals,
+};
 
-pub use sequence_classification::{SequenceClassification, SequenceClassificationConfig};
-pub use token_classification::{TokenClassification, TokenClassificationConfig};
+pub use entity_linking::{EntityHead, EntityLinkingConfig};
+pub use predict::FineTuned;
+pub(crate) use predict::sorted;
+pub use sequence_classification::{SequenceClassificationConfig, SequenceHead};
+pub use token_classification::{TokenClassificationConfig, TokenHead};
 
-/// The model and tokenizer that a task starts from.
-struct Pretrained {
-    model: BertConfig,
-    tokenizer: Tokenizer,
+/// The task `token-classification`.
+pub type TokenClassification = FineTuning<TokenHead>;
+/// The task `entity-linking`.
+pub type EntityLinking = FineTuning<EntityHead>;
+/// The task `sequence-classification`.
+pub type SequenceClassification = FineTuning<SequenceHead>;
+
+/// A fine-tuning task.
+pub struct FineTuning<H: BertHead> {
+    head: H,
+    start: Pretrained,
+    train: H::Samples,
+    valid: Option<H::Samples>,
+    hub: ClassifierFiles,
+    recompute: bool,
 }
 
-impl Pretrained {
-    /// `tokenizer` is the configured one; by default that of the initial weights.
-    fn open(keys: &ModelKeys<'_>, tokenizer: Option<&Path>, max_seq_length: usize) -> Result<Self, TaskError> {
-        let Some(path) = tokenizer.or(keys.init) else {
-            return Err("set task.init to a Hugging Face directory, or task.tokenizer to a tokenizer.json or a \
-                        vocab.txt: words must be split as the model expects"
-                .into());
-        };
-        let tokenizer = Tokenizer::read(path)?;
-        let words = tokenizer.vocabulary().size();
-        let (model, _) = keys.model(Some(words))?;
-        if words > model.vocab_size {
-            let size = model.vocab_size;
-            return Err(format!("the tokenizer has {words} tokens, but the model's vocab_size = {size}").into());
-        }
-        let positions = model.max_position_embeddings;
-        if max_seq_length > positions {
-            return Err(
-                format!("task.max_seq_length = {max_seq_length}, but the model has {positions} positions").into()
-            );
-        }
-        Ok(Pretrained { model, tokenizer })
+/// What differs between the fine-tuning tasks: data, the layers on top of BERT, and scores.
+pub trait BertHead: Sized + Send + Sync + 'static {
+    const TASK: &'static str;
+    /// The class of `transformers` that loads a checkpoint.
+    const ARCHITECTURE: &'static str;
+    /// Whether the head uses BERT's pooler.
+    const HAS_POOLER: bool;
+    const PATH_KEYS: &'static [&'static str] = shared_keys::PATH_KEYS;
+    type Config: FineTuningConfig + Serialize + DeserializeOwned;
+    /// A file of samples, as read.
+    type File: Send + Sync;
+    type Samples: LabelledSamples + 'static;
+    type Model: Network + 'static;
+
+    /// Reads a file. Without `with_labels`, for prediction, it need not have any.
+    fn read(config: &Self::Config, path: &Path, with_labels: bool) -> Result<Self::File, TaskError>;
+
+    /// Takes the labels of the config, else of the training data.
+    fn open(config: &Self::Config, train: &Self::File) -> Result<Self, TaskError>;
+
+    /// Opens the head of a checkpoint, which has these labels.
+    fn of_checkpoint(config: &Self::Config, labels: LabelSet) -> Result<Self, TaskError>;
+
+    /// Makes samples of a file that was read with or without labels.
+    fn samples(&self, file: &Self::File, start: &Pretrained, with_labels: bool) -> Result<Self::Samples, TaskError>;
+
+    /// The labels in the order of the model's outputs.
+    fn labels(&self) -> Vec<String>;
+
+    fn model(&self, config: &BertConfig, device: &Device) -> Self::Model;
+
+    fn terms(&self) -> Vec<Term> {
+        vec![Term { name: "loss".to_owned(), weight: 1.0 }]
     }
+
+    /// As [`Task::forward`].
+    fn forward(&self, pass: &ForwardPass<'_, Self>) -> Result<StepOutput, TaskError>;
+
+    /// As [`Task::metrics`]. `samples` are those of validation.
+    fn metrics(&self, totals: &Totals, samples: &Self::Samples) -> Vec<Metric>;
+
+    /// Answers each sample of a batch.
+    fn answers(&self, pass: &ForwardPass<'_, Self>) -> Result<Vec<Answer>, TaskError>;
+
+    /// Writes a file with its predictions; `answers` has one for each sample.
+    fn write(
+        &self,
+        file: &Self::File,
+        samples: &Self::Samples,
+        answers: &[Answer],
+        format: PredictionFormat,
+        out: &mut dyn io::Write,
+    ) -> io::Result<()>;
 }
 
-/// The exchange with Hugging Face of a classifier.
-struct ClassifierFiles {
-    files: Vec<(String, Vec<u8>)>,
-    init: Option<PathBuf>,
-    has_pooler: bool,
-    /// Start with a new classifier, also if the initial weights have one.
-    new_head: bool,
+/// One forward pass: the model, its input, and the samples the input is made of.
+pub struct ForwardPass<'a, H: BertHead> {
+    model: &'a H::Model,
+    input: BertInput,
+    batch: &'a Batch,
+    samples: &'a H::Samples,
+    /// Given if the layers are to be recomputed in the backward pass.
+    tape: Option<&'a Tape>,
+    ctx: &'a ForwardContext,
 }
 
-impl ClassifierFiles {
+impl<'a, H: BertHead> ForwardPass<'a, H> {
     fn new(
-        start: &Pretrained,
-        architecture: &str,
-        labels: &[String],
-        init: Option<&Path>,
-        new_head: bool,
+        model: &'a H::Model,
+        batch: &'a Batch,
+        samples: &'a H::Samples,
+        recompute: bool,
+        ctx: &'a ForwardContext,
     ) -> Result<Self, TaskError> {
-        let config = start.model.to_json(architecture, labels).map_err(|error| format!("{MODEL_CONFIG}: {error}"))?;
-        let files = model_files(config, Some(&start.tokenizer))?;
-        let has_pooler = architecture != TOKEN_CLASSIFIER;
-        Ok(ClassifierFiles { files, init: init.map(Path::to_owned), has_pooler, new_head })
+        let lengths: Vec<usize> = batch.i32s("lengths")?.iter().map(|&length| length as usize).collect();
+        let input = BertInput::new(batch.i32s("input_ids")?, batch.i32s("segment_ids")?, &lengths, &ctx.device);
+        let tape = (recompute && ctx.is_training()).then_some(&ctx.tape);
+        Ok(ForwardPass { model, input, batch, samples, tape, ctx })
+    }
+
+    /// Sums of integers as scores. Those of one micro-batch are small enough to be exact in f32.
+    fn scores(&self, counts: impl IntoIterator<Item = u64>) -> Vec<Tensor<1>> {
+        counts.into_iter().map(|count| Tensor::from_data([count as f32], &self.ctx.device)).collect()
     }
 }
 
-/// The transformers class of each task. The first has no pooler.
-const TOKEN_CLASSIFIER: &str = "BertForTokenClassification";
-const SEQUENCE_CLASSIFIER: &str = "BertForSequenceClassification";
-
-impl HuggingFace for ClassifierFiles {
-    fn files(&self) -> Vec<(String, Vec<u8>)> {
-        self.files.clone()
+impl<H: BertHead> FineTuning<H> {
+    fn samples(&self, split: Split) -> Option<&H::Samples> {
+        if split == Split::Train { Some(&self.train) } else { self.valid.as_ref() }
     }
 
-    fn init_from(&self) -> Option<&Path> {
-        self.init.as_deref()
+    /// The samples of an evaluation.
+    fn evaluated(&self) -> &H::Samples {
+        self.valid.as_ref().unwrap_or(&self.train)
+    }
+}
+
+impl<H: BertHead> TaskData for FineTuning<H> {
+    fn fingerprint(&self) -> String {
+        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), H::Samples::fingerprint);
+        format!("{} {valid}", self.train.fingerprint())
     }
 
-    /// Heads of pre-training are not used.
-    fn parameter_name(&self, theirs: &str) -> Option<String> {
-        let name = parameter_name(theirs)?;
-        let is_unused = name.starts_with("cls.")
-            || (!self.has_pooler && name.starts_with("bert.pooler."))
-            || (self.new_head && name.starts_with("classifier."));
-        (!is_unused).then_some(name)
+    fn lengths(&self, split: Split) -> SampleLengths {
+        self.samples(split).map_or(SampleLengths::PerSample(Vec::new()), H::Samples::lengths)
     }
 
-    fn allow_missing(&self, name: &str) -> bool {
-        name.starts_with("classifier.") || name.starts_with("bert.pooler.")
+    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
+        Ok(self.samples(samples.split).unwrap_or(&self.train).collate(samples.ids)?)
     }
+
+    fn terms(&self) -> Vec<Term> {
+        self.head.terms()
+    }
+}
+
+impl<H: BertHead> Task for FineTuning<H> {
+    const NAME: &'static str = H::TASK;
+    const PATH_KEYS: &'static [&'static str] = H::PATH_KEYS;
+    const LOCAL_KEYS: &'static [&'static str] = &["recompute"];
+    type Config = H::Config;
+    type Model = H::Model;
+
+    fn open(config: &H::Config) -> Result<Self, TaskError> {
+        let keys: SharedKeys<'_> = config.shared();
+        let start = Pretrained::open(&keys)?;
+        let train = H::read(config, keys.train, true)?;
+        let valid = keys.valid.map(|path| H::read(config, path, true)).transpose()?;
+        let head = H::open(config, &train)?;
+        let hub = ClassifierFiles::new(&start, H::ARCHITECTURE, &head.labels(), H::HAS_POOLER, &keys)?;
+        let train = head.samples(&train, &start, true)?;
+        let valid = valid.map(|file| head.samples(&file, &start, true)).transpose()?;
+        Ok(FineTuning { head, start, train, valid, hub, recompute: keys.recompute })
+    }
+
+    fn model(&self, device: &Device) -> H::Model {
+        self.head.model(&self.start.model, device)
+    }
+
+    fn forward(&self, model: &H::Model, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
+        let samples = if ctx.is_training() { &self.train } else { self.evaluated() };
+        self.head.forward(&ForwardPass::new(model, batch, samples, self.recompute, ctx)?)
+    }
+
+    fn metrics(&self, totals: &Totals) -> Vec<Metric> {
+        self.head.metrics(totals, self.evaluated())
+    }
+
+    fn hugging_face(&self) -> &dyn HuggingFace {
+        &self.hub
+    }
+}
+
+/// The error for predictions that cannot be read from a device.
+fn unreadable(error: &dyn std::fmt::Debug) -> TaskError {
+    TaskError::Other(format!("reading the predictions: {error:?}"))
 }

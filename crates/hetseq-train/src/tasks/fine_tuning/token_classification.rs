@@ -1,174 +1,130 @@
 //! `token-classification`: a label for each word of CoNLL files, such as named entities. Scores
 //! entities as seqeval does.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
+use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Int, Tensor};
 use hetseq_data::finetune::{
     ConllColumns, ConllFile, ConllLabels, LabelSet, LongSentences, TagReport, TokenSampleConfig, TokenSamples,
 };
-use hetseq_data::{Batch, SampleLengths};
 use hetseq_metrics::{EntitySums, TagScheme, entity_types};
-use hetseq_models::bert::{BertClassifier, BertInput, BertSize};
+use hetseq_models::bert::{BertClassifier, BertConfig};
 use hetseq_models::loss::cross_entropy_sum;
-use serde::{Deserialize, Serialize};
 
-use super::{ClassifierFiles, Pretrained, TOKEN_CLASSIFIER};
-use crate::task::{ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Totals};
-use crate::tasks::bert::ModelKeys;
+use super::predicted_words::PredictedWords;
+use super::shared_keys::{FineTuningConfig, Pretrained, fine_tuning_config};
+use super::{BertHead, ForwardPass, unreadable};
+use crate::inference::PredictionFormat;
+use crate::task::{Answer, Metric, StepOutput, TaskError, Totals};
 
-/// The `[task]` table of `token-classification`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TokenClassificationConfig {
-    /// A CoNLL file: a word and its label per line, a blank line between sentences.
-    pub train: PathBuf,
-    /// The same, for validation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub valid: Option<PathBuf>,
-    /// Initial weights: a Hugging Face directory, or a checkpoint.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub init: Option<PathBuf>,
-    /// Start with a new classifier, also if `init` has one.
-    #[serde(default)]
-    pub new_head: bool,
-    /// A published size (`tiny`, ...) or a `config.json`, instead of the model of `init`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model: Option<BertSize>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config: Option<PathBuf>,
-    /// A directory, a `tokenizer.json` or a `vocab.txt`. By default that of `init`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<PathBuf>,
-    /// Replaces both dropout rates of the model's config.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dropout: Option<f64>,
-    /// Columns of the files, from 0; negative numbers count from the last.
-    #[serde(default)]
-    pub token_column: i32,
-    #[serde(default = "last")]
-    pub label_column: i32,
-    /// All labels, in the order of the model's outputs. By default those of the training data.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub labels: Option<Vec<String>>,
-    /// How entities are found in tags: `conlleval` (seqeval's default), or strictly by one scheme:
-    /// `iob1`, `iob2`, `ioe1`, `ioe2`, `iobes`, `bilou`.
-    #[serde(default)]
-    pub scheme: TagScheme,
-    /// Label all pieces of a word, not only the first.
-    #[serde(default)]
-    pub label_all: bool,
-    /// Maximum tokens of a sample, including special tokens.
-    #[serde(default = "default_length")]
-    pub max_seq_length: usize,
-    /// What to do with longer sentences: `windows` that overlap, or `truncate`.
-    #[serde(default = "windows")]
-    pub long_sentences: LongSentences,
-    /// Words that a window shares with the next.
-    #[serde(default = "sixteen")]
-    pub overlap_words: usize,
-    /// Micro-batches are padded to a multiple of this.
-    #[serde(default = "eight")]
-    pub pad_to_multiple: usize,
-    /// Recompute the layers in the backward pass: less memory, about a third more time.
-    #[serde(default)]
-    pub recompute: bool,
+fine_tuning_config! {
+    /// The `[task]` table of `token-classification`.
+    pub struct TokenClassificationConfig {
+        /// A CoNLL file: a word and its label per line, a blank line between sentences.
+        pub train: PathBuf,
+        /// Columns of the files, from 0; negative numbers count from the last.
+        #[serde(default)]
+        pub token_column: i32,
+        #[serde(default = "last")]
+        pub label_column: i32,
+        /// How entities are found in tags: `conlleval` (seqeval's default), or strictly by one scheme:
+        /// `iob1`, `iob2`, `ioe1`, `ioe2`, `iobes`, `bilou`.
+        #[serde(default)]
+        pub scheme: TagScheme,
+        /// Label all pieces of a word, not only the first.
+        #[serde(default)]
+        pub label_all: bool,
+        /// What to do with longer sentences: `windows` that overlap, or `truncate`.
+        #[serde(default)]
+        pub long_sentences: LongSentences,
+        /// Words that a window shares with the next.
+        #[serde(default = "sixteen")]
+        pub overlap_words: usize,
+    }
 }
 
-/// The task.
-pub struct TokenClassification {
-    config: TokenClassificationConfig,
-    start: Pretrained,
+/// What is learned: labels, and the entities that they mark.
+pub struct TokenHead {
     labels: LabelSet,
+    scheme: TagScheme,
     /// The types of entities, in the order of their scores.
     types: Vec<String>,
-    train: TokenSamples,
-    valid: Option<TokenSamples>,
-    hub: ClassifierFiles,
+    samples: TokenSampleConfig,
 }
 
-impl TaskData for TokenClassification {
-    fn fingerprint(&self) -> String {
-        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), TokenSamples::fingerprint);
-        format!("{} {valid}", self.train.fingerprint())
+/// With more types, only the averages are reported.
+const MOST_TYPES_SHOWN: usize = 20;
+
+impl BertHead for TokenHead {
+    const TASK: &'static str = "token-classification";
+    const ARCHITECTURE: &'static str = "BertForTokenClassification";
+    const HAS_POOLER: bool = false;
+    type Config = TokenClassificationConfig;
+    type File = ConllFile;
+    type Samples = TokenSamples;
+    type Model = BertClassifier;
+
+    fn read(config: &Self::Config, path: &Path, with_labels: bool) -> Result<ConllFile, TaskError> {
+        let TokenClassificationConfig { token_column, label_column, .. } = *config;
+        let labels = if with_labels { ConllLabels::Required } else { ConllLabels::IfPresent };
+        let columns = ConllColumns { token_column, label_column, entity_column: None };
+        Ok(ConllFile::read(path, &columns, labels)?)
     }
 
-    fn lengths(&self, split: Split) -> SampleLengths {
-        self.samples(split).map_or(SampleLengths::PerSample(Vec::new()), TokenSamples::lengths)
+    fn open(config: &Self::Config, train: &ConllFile) -> Result<Self, TaskError> {
+        Self::of_checkpoint(config, config.shared().label_set(train.label_names())?)
+    }
+
+    fn of_checkpoint(config: &Self::Config, labels: LabelSet) -> Result<Self, TaskError> {
+        let scheme = config.scheme;
+        let types = entity_types(scheme, labels.names()).map_err(|error| format!("task.scheme: {error}"))?;
+        Ok(TokenHead { labels, scheme, types, samples: config.samples() })
+    }
+
+    fn samples(&self, file: &ConllFile, start: &Pretrained, with_labels: bool) -> Result<TokenSamples, TaskError> {
+        if !with_labels {
+            // Every word gets a prediction.
+            let config = TokenSampleConfig { long_sentences: LongSentences::Windows, ..self.samples.clone() };
+            return Ok(TokenSamples::new(file, None, &start.tokenizer, &config)?);
+        }
+        let report = TagReport::new(file, None);
+        if report.malformed_tags > 0 {
+            tracing::warn!("{}: {report}", file.path().display());
+        }
+        let samples = TokenSamples::new(file, Some(&self.labels), &start.tokenizer, &self.samples)?;
+        tracing::info!("{}: {}", file.path().display(), described(&samples));
+        Ok(samples)
+    }
+
+    fn labels(&self) -> Vec<String> {
+        self.labels.names().to_vec()
+    }
+
+    fn model(&self, config: &BertConfig, device: &Device) -> BertClassifier {
+        BertClassifier::of_tokens(config, self.labels.len(), device)
     }
 
     /// The count is labelled tokens.
-    fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
-        Ok(self.samples(samples.split).unwrap_or(&self.train).collate(samples.ids)?)
-    }
-}
-
-impl Task for TokenClassification {
-    const NAME: &'static str = "token-classification";
-    const PATH_KEYS: &'static [&'static str] = &["train", "valid", "init", "config", "tokenizer"];
-    const LOCAL_KEYS: &'static [&'static str] = &["recompute"];
-    type Config = TokenClassificationConfig;
-    type Model = BertClassifier;
-
-    fn open(config: &TokenClassificationConfig) -> Result<Self, TaskError> {
-        let keys = ModelKeys {
-            size: config.model,
-            config: config.config.as_deref(),
-            init: config.init.as_deref(),
-            dropout: config.dropout,
-        };
-        let start = Pretrained::open(&keys, config.tokenizer.as_deref(), config.max_seq_length)?;
-        let columns = ConllColumns { token_column: config.token_column, label_column: config.label_column };
-        let read = |path: &PathBuf| ConllFile::read(path, &columns, ConllLabels::Required);
-        let train = read(&config.train)?;
-        let valid = config.valid.as_ref().map(read).transpose()?;
-        let labels = match &config.labels {
-            Some(names) => LabelSet::given(names.clone())?,
-            None => LabelSet::found(train.label_names()),
-        };
-        let types = entity_types(config.scheme, labels.names()).map_err(|error| format!("task.scheme: {error}"))?;
-        let samples = config.samples();
-        let of_file = |file: &ConllFile| {
-            let report = TagReport::new(file, None);
-            if report.malformed_tags > 0 {
-                tracing::warn!("{}: {report}", file.path().display());
-            }
-            let samples = TokenSamples::new(file, Some(&labels), &start.tokenizer, &samples)?;
-            tracing::info!("{}: {}", file.path().display(), described(&samples));
-            Ok::<_, TaskError>(samples)
-        };
-        let (train, valid) = (of_file(&train)?, valid.as_ref().map(of_file).transpose()?);
-        let init = config.init.as_deref();
-        let hub = ClassifierFiles::new(&start, TOKEN_CLASSIFIER, labels.names(), init, config.new_head)?;
-        Ok(TokenClassification { config: config.clone(), start, labels, types, train, valid, hub })
-    }
-
-    fn model(&self, device: &Device) -> BertClassifier {
-        BertClassifier::of_tokens(&self.start.model, self.labels.len(), device)
-    }
-
-    fn forward(&self, model: &BertClassifier, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
-        let labels = batch.i32s("labels")?;
+    fn forward(&self, pass: &ForwardPass<'_, Self>) -> Result<StepOutput, TaskError> {
+        let labels = pass.batch.i32s("labels")?;
         // Not every backend supports empty tensors.
         if labels.is_empty() {
-            let zeros = || Tensor::zeros([1], &ctx.device);
-            let scores = if ctx.is_training() { 0 } else { 1 + 3 * self.types.len() };
-            return Ok(StepOutput { losses: vec![zeros()], scores: (0..scores).map(|_| zeros()).collect() });
+            let scores = if pass.ctx.is_training() { 0 } else { 1 + 3 * self.types.len() };
+            let losses = vec![Tensor::zeros([1], &pass.ctx.device)];
+            return Ok(StepOutput { losses, scores: pass.scores(vec![0; scores]), ..StepOutput::default() });
         }
-        let lengths: Vec<usize> = batch.i32s("lengths")?.iter().map(|&length| length as usize).collect();
-        let input = BertInput::new(batch.i32s("input_ids")?, batch.i32s("segment_ids")?, &lengths, &ctx.device);
-        let at = Tensor::<1, Int>::from_data(batch.i32s("label_positions")?, &ctx.device);
-        let tape = (self.config.recompute && ctx.is_training()).then_some(&ctx.tape);
-        let logits = model.token_logits(&input, at, &ctx.keys, tape);
-        let targets = Tensor::<1, Int>::from_data(labels, &ctx.device);
-        let loss = cross_entropy_sum(logits.clone(), targets);
-        let scores = if ctx.is_training() { Vec::new() } else { self.scores(logits, labels, ctx)? };
-        Ok(StepOutput { losses: vec![loss], scores })
+        let logits = token_logits(pass)?;
+        let targets = Tensor::<1, Int>::from_data(labels, &pass.ctx.device);
+        let losses = vec![cross_entropy_sum(logits.clone(), targets)];
+        let scores = if pass.ctx.is_training() { Vec::new() } else { self.scores(logits, labels, pass)? };
+        Ok(StepOutput { losses, scores, ..StepOutput::default() })
     }
 
     /// Precision, recall and F1 of entities over all types, then F1 of each type, and the accuracy
     /// of labels.
-    fn metrics(&self, totals: &Totals) -> Vec<Metric> {
+    fn metrics(&self, totals: &Totals, _samples: &TokenSamples) -> Vec<Metric> {
         let count = |at: usize| totals.scores.get(at).copied().unwrap_or(0.0) as u64;
         let counts: Vec<u64> = (1..=3 * self.types.len()).map(count).collect();
         let report = EntitySums::from_counts(&self.types, &counts).unwrap_or_default().report();
@@ -186,45 +142,76 @@ impl Task for TokenClassification {
         metrics
     }
 
-    fn hugging_face(&self) -> &dyn HuggingFace {
-        &self.hub
+    /// The label of each labelled word of a sample, with its probability.
+    fn answers(&self, pass: &ForwardPass<'_, Self>) -> Result<Vec<Answer>, TaskError> {
+        let classes = self.labels.len();
+        let probabilities: Vec<f32> =
+            softmax(token_logits(pass)?, 1).try_into_vec_as().map_err(|error| unreadable(&error))?;
+        let rows: Vec<&[f32]> = probabilities.chunks_exact(classes.max(1)).collect();
+        let of_sample = |firsts: Vec<usize>| {
+            let best = |row: &&[f32]| super::predict::best(row, |class| self.name(class).to_owned());
+            Answer { texts: firsts.iter().filter_map(|&at| rows.get(at)).map(best).collect(), tokens: firsts.len() }
+        };
+        Ok(first_positions(pass.samples, &pass.ctx.samples).into_iter().map(of_sample).collect())
+    }
+
+    fn write(
+        &self,
+        file: &ConllFile,
+        samples: &TokenSamples,
+        answers: &[Answer],
+        format: PredictionFormat,
+        out: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let words = PredictedWords::new(file, samples, answers, 1);
+        words.write(format, &[["labels", "probabilities"]], out)
     }
 }
 
-/// With more types, only the averages are reported.
-const MOST_TYPES_SHOWN: usize = 20;
-
-impl TokenClassification {
-    fn samples(&self, split: Split) -> Option<&TokenSamples> {
-        if split == Split::Train { Some(&self.train) } else { self.valid.as_ref() }
+impl TokenHead {
+    fn name(&self, id: usize) -> &str {
+        self.labels.name(id as u32).unwrap_or("O")
     }
 
     /// The number of correct labels, then three counts for each type of entity. Entities are those
     /// of a sample: in a sentence that is split into windows, one that crosses two windows counts
     /// as two.
-    fn scores(&self, logits: Tensor<2>, labels: &[i32], ctx: &ForwardContext) -> Result<Vec<Tensor<1>>, TaskError> {
-        let failed = |error: &dyn std::fmt::Debug| TaskError::Other(format!("reading the predictions: {error:?}"));
-        let predicted: Vec<i32> = logits.argmax(1).try_into_vec_as().map_err(|error| failed(&error))?;
+    fn scores(
+        &self,
+        logits: Tensor<2>,
+        labels: &[i32],
+        pass: &ForwardPass<'_, Self>,
+    ) -> Result<Vec<Tensor<1>>, TaskError> {
+        let predicted: Vec<i32> = logits.argmax(1).try_into_vec_as().map_err(|error| unreadable(&error))?;
         let correct = predicted.iter().zip(labels).filter(|(predicted, label)| predicted == label).count();
-        let name = |id: &i32| self.labels.name(*id as u32).unwrap_or("O");
-        let data = self.valid.as_ref().unwrap_or(&self.train);
-        let (mut sums, mut at) = (EntitySums::default(), 0);
-        for &sample in &ctx.samples {
-            // The prediction for a word is that of its first position.
-            let mut firsts = Vec::new();
-            for positions in data.positions_per_word(sample) {
-                firsts.push(at);
-                at += positions;
-            }
-            let tags = |ids: &[i32]| -> Vec<&str> { firsts.iter().filter_map(|&at| ids.get(at)).map(name).collect() };
-            let of_sample = EntitySums::of(self.config.scheme, &tags(labels), &tags(&predicted));
+        let mut sums = EntitySums::default();
+        for firsts in first_positions(pass.samples, &pass.ctx.samples) {
+            let tags = |ids: &[i32]| -> Vec<&str> {
+                firsts.iter().filter_map(|&at| ids.get(at)).map(|&id| self.name(id as usize)).collect()
+            };
+            let of_sample = EntitySums::of(self.scheme, &tags(labels), &tags(&predicted));
             sums.add(&of_sample.map_err(|error| error.to_string())?);
         }
         let counts = sums.to_counts(&self.types).map_err(|error| error.to_string())?;
-        // The counts of one micro-batch are small enough to be exact in f32.
-        let all = std::iter::once(correct as u64).chain(counts);
-        Ok(all.map(|count| Tensor::from_data([count as f32], &ctx.device)).collect())
+        Ok(pass.scores(std::iter::once(correct as u64).chain(counts)))
     }
+}
+
+/// Logits [position, class] at the positions that have a label.
+fn token_logits(pass: &ForwardPass<'_, TokenHead>) -> Result<Tensor<2>, TaskError> {
+    let at = pass.ctx.ints::<1>(pass.batch, "label_positions")?;
+    Ok(pass.model.token_logits(pass.model.hidden(&pass.input, &pass.ctx.keys, pass.tape), at))
+}
+
+/// For each sample of a batch, the first position of each of its labelled words: its prediction is
+/// that of the word. Positions are counted over the batch.
+pub(super) fn first_positions(samples: &TokenSamples, batch: &[u32]) -> Vec<Vec<usize>> {
+    let mut at = 0;
+    let mut of_word = |positions: usize| {
+        at += positions;
+        at - positions
+    };
+    batch.iter().map(|&sample| samples.positions_per_word(sample).into_iter().map(&mut of_word).collect()).collect()
 }
 
 impl TokenClassificationConfig {
@@ -240,7 +227,7 @@ impl TokenClassificationConfig {
 }
 
 /// What became of the sentences of a file.
-fn described(samples: &TokenSamples) -> String {
+pub(super) fn described(samples: &TokenSamples) -> String {
     let counts = samples.counts();
     let mut text = format!("{} sentences, {} words", counts.sentences, counts.words);
     for (count, what) in [
@@ -259,15 +246,6 @@ fn described(samples: &TokenSamples) -> String {
 fn last() -> i32 {
     -1
 }
-fn default_length() -> usize {
-    128
-}
-fn windows() -> LongSentences {
-    LongSentences::Windows
-}
 fn sixteen() -> usize {
     16
-}
-fn eight() -> usize {
-    8
 }

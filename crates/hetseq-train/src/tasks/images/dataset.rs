@@ -72,6 +72,22 @@ impl Dataset {
         }
     }
 
+    /// The names of the classes, in the order of the model's outputs.
+    pub(super) fn class_names(&self) -> Vec<String> {
+        match self {
+            Dataset::Idx(images) => (0..images.classes).map(|class| class.to_string()).collect(),
+            Dataset::Folders(images) => images.folders.classes.clone(),
+        }
+    }
+
+    /// Mean and standard deviation of each channel, by which pixels are normalised.
+    pub(super) fn moments(&self) -> (Vec<f32>, Vec<f32>) {
+        match self {
+            Dataset::Idx(images) => (vec![images.mean], vec![images.std]),
+            Dataset::Folders(images) => (images.mean.to_vec(), images.std.to_vec()),
+        }
+    }
+
     pub(super) fn label(&self, split: Split, id: u32) -> u32 {
         match self {
             Dataset::Idx(images) => images.of(split).labels.get(id as usize).copied().unwrap_or(0).into(),
@@ -170,6 +186,8 @@ pub(super) struct FolderImages {
     size: usize,
     resize: usize,
     crop: Crop,
+    mean: [f32; 3],
+    std: [f32; 3],
     normalize: Normalize,
 }
 
@@ -192,6 +210,8 @@ impl FolderImages {
             size: config.image_size(),
             resize: config.resize(),
             crop: config.crop.unwrap_or_default(),
+            mean,
+            std,
             normalize: Normalize::new(mean, std),
         })
     }

@@ -1,10 +1,11 @@
 //! `images`: image classification on MNIST's idx files or class folders of PNG and JPEG, with a
 //! small convolutional network or a ResNet. `config` holds the settings, `dataset` reads images,
-//! `model` is the network.
+//! `model` is the network, `predict_images` classifies other files with a trained one.
 
 mod config;
 mod dataset;
 mod model;
+mod predict_images;
 #[cfg(test)]
 mod tests;
 
@@ -13,16 +14,26 @@ use burn::tensor::{Device, Tensor};
 use hetseq_data::{Batch, SampleLengths};
 use rayon::prelude::*;
 
-use crate::task::{ForwardContext, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Totals};
+use crate::task::{ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Totals};
 
 pub use config::{ImageConfig, ModelName, OnReadError, PerColour, StemName};
 use dataset::Dataset;
 pub use model::ImageModel;
+pub use predict_images::ImageClassifier;
+use predict_images::SavedClassifier;
 
 /// The task.
 pub struct ImageTask {
     config: ImageConfig,
     dataset: Dataset,
+    saved: SavedClassifier,
+}
+
+impl ImageTask {
+    fn new(config: ImageConfig, dataset: Dataset) -> Self {
+        let saved = SavedClassifier::new(&config, &dataset);
+        ImageTask { config, dataset, saved }
+    }
 }
 
 /// The k of top-k accuracy.
@@ -84,11 +95,11 @@ impl Task for ImageTask {
         config.check().map_err(TaskError::Other)?;
         let dataset = Dataset::open(config)?;
         model::check(config, dataset.shape())?;
-        Ok(ImageTask { config: config.clone(), dataset })
+        Ok(ImageTask::new(config.clone(), dataset))
     }
 
     fn model(&self, device: &Device) -> ImageModel {
-        ImageModel::new(&self.config, self.dataset.shape(), self.dataset.classes(), device)
+        self.saved.model(device)
     }
 
     fn forward(&self, model: &ImageModel, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
@@ -111,7 +122,7 @@ impl Task for ImageTask {
                 scores.push(weigh(below.greater_equal_elem((classes - TOP) as f32).float()).sum());
             }
         }
-        Ok(StepOutput { losses: vec![loss], scores })
+        Ok(StepOutput { losses: vec![loss], scores, ..StepOutput::default() })
     }
 
     /// Accuracies over the images that could be read.
@@ -121,5 +132,9 @@ impl Task for ImageTask {
             metrics.push(Metric::higher("top5_accuracy", totals.mean_score(1, 0)));
         }
         metrics
+    }
+
+    fn hugging_face(&self) -> &dyn HuggingFace {
+        &self.saved
     }
 }

@@ -27,16 +27,24 @@ impl Network for ImageModel {
 }
 
 impl ImageModel {
-    pub(super) fn new(config: &ImageConfig, image: [usize; 3], classes: usize, device: &Device) -> Self {
-        let [channels, height, width] = image;
-        let Some(depth) = depth(config.model) else {
-            return ImageModel::ConvNet(ConvNet::new(channels, height, width, classes, device));
+    /// `width` is that of a ResNet's first stage.
+    pub(super) fn new(
+        model: ModelName,
+        stem: StemName,
+        width: usize,
+        image: [usize; 3],
+        classes: usize,
+        device: &Device,
+    ) -> Self {
+        let [channels, rows, columns] = image;
+        let Some(depth) = depth(model) else {
+            return ImageModel::ConvNet(ConvNet::new(channels, rows, columns, classes, device));
         };
-        let stem = match config.stem(height.max(width)) {
+        let stem = match stem {
             StemName::Small => Stem::Small,
             StemName::Large => Stem::Large,
         };
-        ImageModel::ResNet(ResNet::new(&Shape { depth, stem, channels, width: config.width, classes }, device))
+        ImageModel::ResNet(ResNet::new(&Shape { depth, stem, channels, width, classes }, device))
     }
 
     pub(super) fn forward(&self, images: Tensor<4>, rate: f32, keys: &[Key]) -> Tensor<2> {

@@ -112,7 +112,7 @@ impl Task for TranslationTask {
         let smoothing = self.config.label_smoothing as f32;
         if ctx.is_training() {
             let loss = smoothed_cross_entropy_sum(logits, tensor(&labels), smoothing);
-            return Ok(StepOutput { losses: vec![loss], scores: Vec::new() });
+            return Ok(StepOutput { losses: vec![loss], ..StepOutput::default() });
         }
         let loss = smoothed_cross_entropy_sum(logits.clone(), tensor(&labels), smoothing);
         let mut scores = vec![cross_entropy_sum(logits, tensor(&labels))];
@@ -121,7 +121,7 @@ impl Task for TranslationTask {
             // The counts of one micro-batch are small enough to be exact in f32.
             scores.extend(sums.to_counts().map(|count| Tensor::from_data([count as f32], &ctx.device)));
         }
-        Ok(StepOutput { losses: vec![loss], scores })
+        Ok(StepOutput { losses: vec![loss], scores, ..StepOutput::default() })
     }
 
     fn metrics(&self, totals: &Totals) -> Vec<Metric> {

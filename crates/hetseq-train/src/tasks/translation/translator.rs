@@ -11,7 +11,7 @@ use hetseq_models::transformer::{Decoding, Transformer, TransformerConfig, Trans
 
 use super::{TranslationTask, config, sequences};
 use crate::inference::GenerateOptions;
-use crate::task::{Answer, EncodedInput, ForwardContext, HuggingFace, Inference, Task, TaskError};
+use crate::task::{Answer, EncodedInput, ForwardContext, HuggingFace, Inference, Task, TaskError, TextInference};
 
 /// A trained translation model: of a checkpoint of the task, or a Hugging Face directory of a
 /// Marian model with a `tokenizer.json`.
@@ -23,14 +23,8 @@ pub struct Translator {
 
 impl Inference for Translator {
     const TASK: &'static str = TranslationTask::NAME;
+    const ARCHITECTURE: Option<&'static str> = Some("MarianMTModel");
     type Model = Transformer;
-
-    fn open(checkpoint: &Path, options: &GenerateOptions) -> Result<Self, TaskError> {
-        let model = config::read(checkpoint)?;
-        let tokenizer = TranslateTokenizer::read(checkpoint)?;
-        config::fits(&model, &tokenizer).map_err(|reason| format!("{}: {reason}", checkpoint.display()))?;
-        Ok(Translator { model, tokenizer, options: options.clone() })
-    }
 
     fn model(&self, device: &Device) -> Transformer {
         Transformer::new(&self.model, device)
@@ -38,6 +32,31 @@ impl Inference for Translator {
 
     fn hugging_face(&self) -> &dyn HuggingFace {
         self
+    }
+
+    fn predict(&self, model: &Transformer, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Answer>, TaskError> {
+        let GenerateOptions { beam, length_penalty, .. } = self.options;
+        let settings = settings(&self.model, beam, length_penalty);
+        let limit = |source_tokens| self.options.max_tokens(source_tokens);
+        let found = translate(model, &self.model, batch, &limit, &settings, &ctx.device)?;
+        let decode = |hypotheses: Vec<Hypothesis>| {
+            let tokens = hypotheses.first().map_or(0, |best| best.tokens.len());
+            let text = |hypothesis: Hypothesis| -> Result<(String, f64), TaskError> {
+                Ok((self.tokenizer.decode_target(&hypothesis.tokens)?, hypothesis.score))
+            };
+            let texts = hypotheses.into_iter().map(text).collect::<Result<_, TaskError>>()?;
+            Ok(Answer { texts, tokens })
+        };
+        found.into_iter().map(decode).collect()
+    }
+}
+
+impl TextInference for Translator {
+    fn open(checkpoint: &Path, options: &GenerateOptions) -> Result<Self, TaskError> {
+        let model = config::read(checkpoint)?;
+        let tokenizer = TranslateTokenizer::read(checkpoint)?;
+        config::fits(&model, &tokenizer).map_err(|reason| format!("{}: {reason}", checkpoint.display()))?;
+        Ok(Translator { model, tokenizer, options: options.clone() })
     }
 
     /// Truncates a line to the model's positions. Keeps the end token.
@@ -64,22 +83,6 @@ impl Inference for Translator {
             [lines.len()],
             lengths,
         ))
-    }
-
-    fn predict(&self, model: &Transformer, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Answer>, TaskError> {
-        let GenerateOptions { beam, length_penalty, .. } = self.options;
-        let settings = settings(&self.model, beam, length_penalty);
-        let limit = |source_tokens| self.options.max_tokens(source_tokens);
-        let found = translate(model, &self.model, batch, &limit, &settings, &ctx.device)?;
-        let decode = |hypotheses: Vec<Hypothesis>| {
-            let tokens = hypotheses.first().map_or(0, |best| best.tokens.len());
-            let text = |hypothesis: Hypothesis| -> Result<(String, f64), TaskError> {
-                Ok((self.tokenizer.decode_target(&hypothesis.tokens)?, hypothesis.score))
-            };
-            let candidates = hypotheses.into_iter().map(text).collect::<Result<_, TaskError>>()?;
-            Ok(Answer { candidates, tokens })
-        };
-        found.into_iter().map(decode).collect()
     }
 }
 

@@ -33,7 +33,7 @@ fn task(stream: &mut Stream) -> ImageTask {
     let images = LabelledImages { images: Images { count: IMAGES, height: SIDE, width: SIDE, pixels }, labels };
     let (mean, std, augment) = (0.25, 0.5, Augment::default());
     let dataset = IdxImages { train: images.clone(), valid: images, classes: CLASSES, mean, std, augment };
-    ImageTask { config: config(""), dataset: Dataset::Idx(dataset) }
+    ImageTask::new(config(""), Dataset::Idx(dataset))
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn a_file_deleted_while_training_is_skipped() {
 #[test]
 fn top_five_accuracy_of_ten_classes() {
     let (_dir, task) = open("skip");
-    let totals = Totals { samples: 9, counts: vec![8], losses: vec![1.0], scores: vec![2.0, 6.0] };
+    let totals = Totals { samples: 9, counts: vec![8], losses: vec![1.0], scores: vec![2.0, 6.0], ..Totals::default() };
     let expected = [Metric::higher("accuracy", 0.25), Metric::higher("top5_accuracy", 0.75)];
     assert_eq!(task.metrics(&totals), expected);
     let names: Vec<String> = task.metrics(&Totals::default()).into_iter().map(|metric| metric.name).collect();
