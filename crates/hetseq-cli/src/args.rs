@@ -13,6 +13,7 @@ use crate::bench::BenchArgs;
 use crate::generate::GenerateArgs;
 use crate::migrate::MigrateArgs;
 use crate::plan::PlanArgs;
+use crate::predict::PredictArgs;
 use crate::prep::PrepArgs;
 use crate::report::ReportArgs;
 use crate::score::ScoreArgs;
@@ -28,7 +29,7 @@ pub(crate) struct Hetseq {
     #[command(subcommand)]
     pub(crate) command: Command,
     /// Log more to standard error, such as each new plan
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, display_order = 900)]
     pub(crate) verbose: bool,
 }
 
@@ -38,6 +39,7 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     Export(ExportArgs),
     Generate(GenerateArgs),
+    Predict(PredictArgs),
     Average(AverageArgs),
     Score(ScoreArgs),
     Migrate(MigrateArgs),

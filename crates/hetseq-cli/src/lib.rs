@@ -12,10 +12,12 @@ mod devices;
 mod eval;
 mod export;
 mod generate;
+mod inference_output;
 mod local_ranks;
 mod migrate;
 mod output;
 mod plan;
+mod predict;
 mod prep;
 mod profile;
 mod renamed;
@@ -68,6 +70,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Eval(args) => eval::eval(tasks, &args),
         Command::Export(args) => export::run(&args),
         Command::Generate(args) => generate::generate(tasks, &args),
+        Command::Predict(args) => predict::predict(tasks, &args),
         Command::Average(args) => average::run(&args),
         Command::Score(args) => score::score(&args),
         Command::Migrate(args) => migrate::migrate(tasks, &args),

@@ -6,20 +6,18 @@ mod args;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use anyhow::Context;
 use hetseq_data::source::text::Lines;
-use hetseq_fs::AtomicFile;
 use hetseq_metrics::thousands;
 use hetseq_train::inference::{GenerateOptions, Generator, Translation};
 use hetseq_train::{Tasks, TrainError};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 
 pub(crate) use args::GenerateArgs;
 
+use crate::inference_output::{progress, stop_flag, write_to};
 use crate::output::eprint_line;
 
 /// The path that [`Lines`] reads as standard input.
@@ -53,21 +51,7 @@ pub(crate) fn generate(tasks: &Tasks, args: &GenerateArgs) -> anyhow::Result<Exi
         return interactive(&mut generator, args);
     }
     let input = Lines::open(args.input.as_deref().unwrap_or(Path::new(STANDARD_INPUT)))?;
-    match &args.output {
-        None => {
-            let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-            run(&mut generator, args, input, &mut out)
-        }
-        Some(path) => {
-            let mut out = AtomicFile::create(path).with_context(|| format!("writing {}", path.display()))?;
-            let code = run(&mut generator, args, input, &mut out)?;
-            // An unfinished translation leaves no file.
-            if code == ExitCode::SUCCESS {
-                out.commit().with_context(|| format!("writing {}", path.display()))?;
-            }
-            Ok(code)
-        }
-    }
+    write_to(args.output.as_deref(), |out| run(&mut generator, args, input, out))
 }
 
 /// Translates the whole input.
@@ -77,11 +61,8 @@ fn run(
     mut input: Lines,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
-    let stopped = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stopped.clone())?;
-    }
-    let (progress, name) = (progress()?, input.name());
+    let stopped = stop_flag()?;
+    let (progress, name) = (progress(None, "lines")?, input.name());
     let started = Instant::now();
     let (mut lines, mut notes) = (0, LineNotes::default());
     let mut tokens = 0;
@@ -194,11 +175,4 @@ fn interactive(generator: &mut Generator, args: &GenerateArgs) -> anyhow::Result
         prompt();
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A progress bar, which is visible only on a terminal.
-fn progress() -> anyhow::Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{spinner} {human_pos} lines, {per_sec}, {elapsed}")?;
-    let progress = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
-    Ok(progress)
 }

@@ -98,8 +98,7 @@ every = "never"
 
 /// `hetseq train` in the directory of the corpus, with one device per rank.
 pub(crate) fn train(dir: &RunDir, updates: u64) -> Job {
-    let job = Job::new(["train", "run.toml"]).in_dir(corpus());
-    job.set("run.dir", dir.path().display()).set("run.max_updates", updates)
+    Job::train("run.toml", corpus(), dir, updates)
 }
 
 #[test]

@@ -55,6 +55,12 @@ impl Job {
         job.set("task.data", digits().display()).set("run.dir", dir.display())
     }
 
+    /// `hetseq train` of a config in the directory of its data.
+    pub(crate) fn train(config: &str, data: &Path, dir: &RunDir, updates: u64) -> Self {
+        let job = Job::new(["train", config]).in_dir(data);
+        job.set("run.dir", dir.path().display()).set("run.max_updates", updates)
+    }
+
     pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
         self

@@ -24,6 +24,16 @@ pub(crate) fn digits() -> &'static Path {
     })
 }
 
+/// The directory `name` in [`scratch`], with a WordPiece vocabulary of these words.
+pub(crate) fn corpus_dir<'a>(name: &str, words: impl IntoIterator<Item = &'a &'a str>) -> PathBuf {
+    let dir = scratch().join(name);
+    fs::create_dir_all(&dir).unwrap();
+    const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+    let vocabulary: Vec<&str> = SPECIAL.iter().chain(words).copied().collect();
+    fs::write(dir.join("vocab.txt"), vocabulary.join("\n")).unwrap();
+    dir
+}
+
 pub(crate) fn write(dir: &Path, split: &str, samples: &LabelledImages) {
     fs::create_dir_all(dir).unwrap();
     idx::write_images(&dir.join(format!("{split}-images-idx3-ubyte.gz")), &samples.images, true).unwrap();

@@ -10,7 +10,7 @@ use hetseq_metrics::Event;
 use hetseq_random::Key;
 
 use crate::cluster::{Job, codes};
-use crate::data::scratch;
+use crate::data::corpus_dir;
 use crate::reference::Reference;
 use crate::run_dir::RunDir;
 
@@ -55,11 +55,7 @@ fn pairs(seed: u64, count: u64) -> String {
 fn corpus() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
-        let dir = scratch().join("labels");
-        fs::create_dir_all(&dir).unwrap();
-        let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
-        let vocabulary = special.iter().chain(&NAMES).chain(&PLACES).chain(&WORDS);
-        fs::write(dir.join("vocab.txt"), vocabulary.map(|word| format!("{word}\n")).collect::<String>()).unwrap();
+        let dir = corpus_dir("labels", NAMES.iter().chain(&PLACES).chain(&WORDS));
         for (name, seed, count) in [("train", 1, 400), ("dev", 2, 60)] {
             fs::write(dir.join(format!("{name}.conll")), sentences(seed, count)).unwrap();
             fs::write(dir.join(format!("{name}.tsv")), pairs(seed, count)).unwrap();
@@ -79,9 +75,8 @@ fn config(task: &str, train: &str, valid: &str, more: &str) -> String {
     )
 }
 
-fn train(name: &str, dir: &RunDir, updates: u64) -> Job {
-    let job = Job::new(["train", name]).in_dir(corpus());
-    job.set("run.dir", dir.path().display()).set("run.max_updates", updates)
+pub(crate) fn train(name: &str, dir: &RunDir, updates: u64) -> Job {
+    Job::train(name, corpus(), dir, updates)
 }
 
 /// The metrics of the last checkpoint.
@@ -100,6 +95,7 @@ fn entities_are_found_in_words() {
         assert!(one[name].as_f64().unwrap() > 0.95, "{one}");
         assert_eq!(one[name], three[name], "over several ranks as on one device");
     }
+    assert_words_are_predicted(&dir, one["accuracy"].as_f64().unwrap());
     // A directory that transformers loads.
     let checkpoint = dir.checkpoint("last");
     let json: serde_json::Value = serde_json::from_slice(&fs::read(checkpoint.join("config.json")).unwrap()).unwrap();
@@ -119,6 +115,40 @@ fn entities_are_found_in_words() {
     assert!(next.losses()[&1] > 1.0, "{:?}", next.losses());
 }
 
+/// What `hetseq predict` writes for the file `input` of the corpus, line by line.
+fn predicted(dir: &RunDir, input: &str, more: &[&str]) -> Vec<String> {
+    let job = Job::new(["predict"]).arg(dir.path()).arg("--input").arg(input).args(more).in_dir(corpus());
+    job.succeed().lines().map(str::to_owned).collect()
+}
+
+/// Every word of the validation file is predicted as evaluation did; words without labels too, and
+/// a sentence of any length.
+fn assert_words_are_predicted(dir: &RunDir, accuracy: f64) {
+    let lines = predicted(dir, "dev.conll", &[]);
+    let words: Vec<Vec<&str>> = lines.iter().filter(|line| !line.is_empty()).map(|l| l.split('\t').collect()).collect();
+    let gold = fs::read_to_string(corpus().join("dev.conll")).unwrap();
+    assert_eq!(lines.len(), gold.lines().count());
+    assert!(gold.lines().zip(&lines).all(|(gold, line)| line.is_empty() || line.starts_with(&format!("{gold}\t"))));
+    let correct = words.iter().filter(|columns| columns[1] == columns[2]).count();
+    assert_eq!(correct as f64 / words.len() as f64, accuracy);
+
+    // An export has no config of the run, and is a directory as transformers saves it.
+    let export = dir.path().join("export");
+    Job::new(["export"]).arg(dir.path()).arg(&export).succeed();
+    let job = Job::new(["predict"]).arg(&export).arg("--input").arg("dev.conll").in_dir(corpus());
+    assert_eq!(job.succeed().lines().collect::<Vec<_>>(), lines);
+
+    let long = format!("{}anna\n\nold\nanna\nmeets\n", "the\n".repeat(5000));
+    fs::write(dir.path().join("words.conll"), long).unwrap();
+    let path = dir.path().join("words.conll").display().to_string();
+    let lines = predicted(dir, &path, &["--devices", "cpu:2"]);
+    assert_eq!(lines.len(), 5006, "a line per word, and one after each sentence");
+    assert_eq!(lines[5002..5005], ["old\tO", "anna\tB-person", "meets\tO"]);
+    let json: serde_json::Value = serde_json::from_str(&predicted(dir, &path, &["--json"])[1]).unwrap();
+    assert_eq!(json["labels"], serde_json::json!(["O", "B-person", "O"]));
+    assert!(json["probabilities"][1].as_f64().unwrap() > 0.5, "{json}");
+}
+
 #[test]
 fn texts_get_classes_or_numbers() {
     let dir = RunDir::new();
@@ -129,16 +159,42 @@ fn texts_get_classes_or_numbers() {
         assert!(one[name].as_f64().unwrap() > 0.95, "{one}");
         assert_eq!(one[name], three[name], "over several ranks as on one device");
     }
+    let lines = predicted(&dir, "dev.tsv", &[]);
+    let gold = fs::read_to_string(corpus().join("dev.tsv")).unwrap();
+    let labels = gold.lines().map(|line| line.split('\t').nth(2).unwrap()).skip(1);
+    let correct = labels.zip(&lines[1..]).filter(|(label, line)| line.starts_with(&format!("{label}\t"))).count();
+    assert_eq!((lines.len(), lines[0].as_str()), (61, "label\tprobability"));
+    assert_eq!(correct as f64 / 60.0, one["accuracy"].as_f64().unwrap());
+    // A table without labels, of other column names.
+    let table = dir.path().join("new.csv");
+    fs::write(&table, "a,b\nthe anna sees,a anna meets\nthe anna sees,a bert meets\n").unwrap();
+    let sets = ["--set", "task.text=a", "--set", "task.second_text=b", "--json"];
+    let lines = predicted(&dir, &table.display().to_string(), &sets);
+    let json: Vec<serde_json::Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&json[0]["label"], &json[1]["label"]), (&"yes".into(), &"no".into()));
+    let [yes, no] = ["yes", "no"].map(|label| json[0]["probabilities"][label].as_f64().unwrap());
+    assert!((yes + no - 1.0).abs() < 1e-6 && yes > no, "{json:?}");
+
     let dir = RunDir::new();
     let job = train("texts.toml", &dir, 200).set("task.label", "score").set("task.regression", true);
     let job = job.set("task.dropout", 0.0).set("valid.every", "200 updates");
     job.set("checkpoint.best", "pearson").succeed();
-    let pearson = |event| match event {
-        Event::Valid { metrics, .. } => Some(metrics["pearson"]),
+    let correlations = |event| match event {
+        Event::Valid { metrics, .. } => Some((metrics["pearson"], metrics["spearman"])),
         _ => None,
     };
-    let pearson: Vec<f64> = dir.events().into_iter().filter_map(pearson).collect();
-    assert!(pearson.len() == 1 && pearson[0] > 0.95, "{pearson:?}");
+    let found: Vec<(f64, f64)> = dir.events().into_iter().filter_map(correlations).collect();
+    assert!(found.len() == 1 && found[0].0 > 0.95 && found[0].1 > 0.9, "{found:?}");
+    // Ranks are compared over all samples, wherever they were computed.
+    let eval = |ranks| {
+        let job = Job::new(["eval"]).arg(dir.path()).arg("--json").ranks(ranks);
+        serde_json::from_str::<serde_json::Value>(&job.succeed()).unwrap()
+    };
+    let [one, three] = [1, 3].map(eval);
+    assert_eq!(one["spearman"], three["spearman"]);
+    assert_eq!(one["spearman"].as_f64().unwrap(), found[0].1);
+    let numbers: Vec<f64> = predicted(&dir, "dev.tsv", &[])[1..].iter().map(|line| line.parse().unwrap()).collect();
+    assert!(numbers.len() == 60 && numbers.iter().all(|number| (-0.5..2.0).contains(number)), "{numbers:?}");
 }
 
 #[test]

@@ -4,13 +4,14 @@ use crate::cluster::Job;
 
 #[test]
 fn the_help_of_every_subcommand_names_its_flags() {
-    let expected: [(&str, &[&str]); 23] = [
+    let expected: [(&str, &[&str]); 24] = [
         (
             "",
             &[
                 "train",
                 "eval",
                 "generate",
+                "predict",
                 "score",
                 "average",
                 "migrate",
@@ -23,6 +24,7 @@ fn the_help_of_every_subcommand_names_its_flags() {
                 "-v, --verbose",
             ],
         ),
+        ("predict", &["--input", "--output", "--set", "--json", "Examples:"]),
         ("generate", &["--beam", "--n-best", "--interactive", "Marian", "Examples:"]),
         ("export", &["RUN", "CHECKPOINT", "--precision", "Examples:"]),
         ("migrate", &["--output", "--overwrite", "--world-size", "COMMAND", "fairseq-train", "Examples:"]),

@@ -232,3 +232,53 @@ fn assert_refused(ended: &Ended, code: i32, message: &str) {
     assert_eq!(ended.code(), Some(code), "{ended:#?}");
     assert!(ended.stderr.contains(message), "{message}: {}", ended.stderr);
 }
+
+#[test]
+fn a_trained_model_classifies_files() {
+    let dir = RunDir::new();
+    train(&dir, drawn(), 2).succeed();
+    let output = Job::new(["eval"]).arg(dir.path()).arg("--json").succeed();
+    let accuracy = serde_json::from_str::<serde_json::Value>(&output).unwrap()["accuracy"].as_f64().unwrap();
+    // Folders are classes. A file that is not an image has no class, and the others still have one.
+    let images = dir.path().join("images");
+    copy_dir(&drawn().join("valid"), &images);
+    fs::write(images.join("damaged.png"), b"no image").unwrap();
+    let job = Job::new(["predict"]).arg(dir.path()).arg("--input").arg(&images);
+    let ended = job.run();
+    assert_eq!(ended[0].code(), Some(0), "{ended:#?}");
+    assert!(ended[0].stderr.contains("damaged.png") && ended[0].stderr.contains("it gets no class"), "{ended:#?}");
+    let rows: Vec<Vec<&str>> = ended[0].stdout.lines().skip(1).map(|line| line.split('\t').collect()).collect();
+    assert_eq!(rows.len(), VALID_SAMPLES as usize + 1);
+    assert!(rows.iter().any(|row| row[0].ends_with("damaged.png") && row[1].is_empty()), "{rows:?}");
+    let correct = rows.iter().filter(|row| row[0].contains(&format!("/{}/", row[1])) && !row[1].is_empty()).count();
+    assert_eq!(correct as f64 / f64::from(VALID_SAMPLES), accuracy);
+
+    // An export needs no config of the run.
+    let export = dir.path().join("export");
+    Job::new(["export"]).arg(dir.path()).arg(&export).succeed();
+    let one = rows[0][0];
+    let output = Job::new(["predict"]).arg(&export).arg("--input").arg(one).arg("--json").succeed();
+    let json: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&json["file"], &json["label"]), (&one.into(), &rows[0][1].into()));
+
+    // Models and inputs that cannot be used are named.
+    let refused = |model: &Path, input: &Path, expected: &str| {
+        let ended = Job::new(["predict"]).arg(model).arg("--input").arg(input).run();
+        assert_eq!(ended[0].code(), Some(2), "{ended:#?}");
+        assert!(ended[0].stderr.contains(expected), "{expected}: {}", ended[0].stderr);
+    };
+    refused(&export, &dir.path().join("missing.txt"), "missing.txt");
+    let list = dir.path().join("list.txt");
+    fs::write(&list, "\n").unwrap();
+    refused(&export, &list, "lists no image");
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_dir(&entry.path(), &to.join(entry.file_name())),
+            false => _ = fs::copy(entry.path(), to.join(entry.file_name())).unwrap(),
+        }
+    }
+}

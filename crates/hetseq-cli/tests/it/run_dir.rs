@@ -125,7 +125,12 @@ impl RunDir {
 
     /// The reduced gradient of an update, by tensor.
     pub(crate) fn gradient(&self, update: u64) -> BTreeMap<String, Vec<f32>> {
-        let bytes = fs::read(self.path().join(format!("gradients/update-{update}.safetensors"))).unwrap();
+        self.tensors(&format!("gradients/update-{update}.safetensors"))
+    }
+
+    /// The values of a file of tensors, by name.
+    pub(crate) fn tensors(&self, file: &str) -> BTreeMap<String, Vec<f32>> {
+        let bytes = fs::read(self.path().join(file)).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
         let values = |data: &[u8]| data.chunks_exact(4).map(value).collect();

@@ -11,12 +11,13 @@ use crate::run_dir::RunDir;
 
 const MIXED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/profiles/mixed-8.json");
 
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 24] = [
     "",
     "train",
     "eval",
     "export",
     "generate",
+    "predict",
     "average",
     "score",
     "migrate",
@@ -109,7 +110,8 @@ fn help() {
 #[test]
 fn config_keys() {
     let dir = RunDir::new();
-    let tasks = ["images", "bert-pretrain", "translation", "synthetic-bert"];
+    let fine_tuning = ["token-classification", "entity-linking", "sequence-classification"];
+    let tasks = ["images", "bert-pretrain", "translation", "synthetic-bert"].into_iter().chain(fine_tuning);
     let sections = ["run", "batch", "optim", "optim.schedule", "valid", "checkpoint", "comm", "emulate", "debug"];
     let mut text = String::new();
     let mut keys_of = |title: String, job: Job| {
