@@ -274,7 +274,11 @@ proptest! {
         }
         let best = best[costs.len()];
         let last = last_finish_s(&costs, &devices, &shares);
-        prop_assert!(last <= best * 1.25, "{last} s, optimum {best} s");
+        // With few samples, one of them may be more than a quarter of the time.
+        let longest = costs[costs.len() - 1];
+        let takes_it = devices.iter().filter(|device| device.max_tokens.is_none_or(|cap| longest <= cap));
+        let sample_s = takes_it.map(|device| alone_s(&[longest], device)).fold(f64::INFINITY, f64::min);
+        prop_assert!(last <= (best * 1.25).max(best + sample_s), "{last} s, optimum {best} s");
     }
 
     #[test]
