@@ -83,6 +83,18 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_atomic(path, |file| file.write_all(bytes))
 }
 
+/// Creates the file at `path`, and its directory, with `bytes`. Fails if the file exists: of several
+/// processes, also on several machines, one succeeds.
+pub fn create_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    crate::create_dir_all(directory_of(path))?;
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(bytes)?;
+    let file = file.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.as_file().sync_all()?;
+    file.persist_noclobber(path).map_err(|error| error.error)?;
+    sync_dir(directory_of(path))
+}
+
 fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

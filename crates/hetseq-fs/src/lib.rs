@@ -5,5 +5,5 @@
 mod atomic_file;
 mod directory;
 
-pub use atomic_file::{AtomicFile, replace, write_atomic};
+pub use atomic_file::{AtomicFile, create_new, replace, write_atomic};
 pub use directory::{create_dir_all, sync_dir};
