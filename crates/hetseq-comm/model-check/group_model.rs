@@ -1,0 +1,206 @@
+//! The adversary and the properties: all schedules of a group with a limited number of faults.
+
+use std::time::{Duration, Instant};
+
+use stateright::{Checker, Model, Property};
+
+use crate::group_state::{GroupState, Status, Violation};
+use crate::regroup::{Arbiter, RankSet};
+
+/// The size of one check.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub world: usize,
+    /// Crashes, cut links and failures of the run directory, in total.
+    pub faults: usize,
+    /// Whether the run directory decides.
+    pub directory: bool,
+    /// Whether to model updates, too.
+    pub updates: bool,
+    /// Ids below and from here are cut off from each other at the start; 0 for no partition.
+    pub partition: usize,
+    pub min_workers: usize,
+}
+
+/// The result of a check without a counterexample.
+#[derive(Debug)]
+pub struct Checked {
+    pub unique_states: usize,
+    pub depth: usize,
+    pub time: Duration,
+}
+
+/// Visits all states; panics with a counterexample if a property does not hold.
+pub fn check(limits: Limits) -> Checked {
+    let start = Instant::now();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let checker = GroupModel(limits).checker().threads(threads).spawn_bfs().join();
+    for (name, path) in checker.discoveries() {
+        if name != CONTINUES && name != THIRD_GENERATION {
+            panic!("{name}: {:?}\n{:?}", path.last_state().clone(), path.into_actions());
+        }
+    }
+    checker.assert_properties();
+    Checked { unique_states: checker.unique_state_count(), depth: checker.max_depth(), time: start.elapsed() }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Crash(usize),
+    Cut(usize, usize),
+    FailDirectory(usize),
+    Notice { at: usize, peer: usize },
+    Deliver { from: usize, to: usize },
+    Arbitrate(usize),
+    Resume(usize),
+    Apply(usize),
+}
+
+const CONTINUES: &str = "a group continues after a fault";
+const THIRD_GENERATION: &str = "a group continues twice";
+
+/// All schedules within the limits.
+#[derive(Clone, Copy, Debug)]
+struct GroupModel(Limits);
+
+impl GroupModel {
+    fn faults(&self, state: &GroupState, actions: &mut Vec<Action>) {
+        let running = || (0..self.0.world).filter(|&id| state.is_running(id));
+        actions.extend(running().map(Action::Crash));
+        let asking = running().filter(|&id| state.nodes[id].asking.is_some());
+        actions.extend(asking.map(Action::FailDirectory));
+        for a in running() {
+            let peers = running().filter(|&b| a < b && state.is_connected(a, b));
+            actions.extend(peers.map(|b| Action::Cut(a, b)));
+        }
+    }
+
+    fn is_terminal(&self, state: &GroupState) -> bool {
+        let mut actions = Vec::new();
+        self.events(state, &mut actions);
+        actions.is_empty()
+    }
+
+    /// Everything that happens sooner or later without further faults.
+    fn events(&self, state: &GroupState, actions: &mut Vec<Action>) {
+        for at in (0..self.0.world).filter(|&id| state.is_running(id)) {
+            for peer in 0..self.0.world {
+                if state.can_deliver(peer, at) {
+                    actions.push(Action::Deliver { from: peer, to: at });
+                }
+                if state.can_notice(at, peer) {
+                    actions.push(Action::Notice { at, peer });
+                }
+            }
+            if state.nodes[at].asking.is_some() {
+                actions.push(Action::Arbitrate(at));
+            }
+            if self.0.updates && state.can_resume(at) {
+                actions.push(Action::Resume(at));
+            }
+            if self.0.updates && state.can_apply(at) {
+                actions.push(Action::Apply(at));
+            }
+        }
+    }
+
+    /// Returns whether every rank has stopped or trains in a complete and connected generation.
+    fn has_settled(&self, state: &GroupState) -> bool {
+        (0..self.0.world).filter(|&id| state.is_running(id)).all(|id| {
+            let node = &state.nodes[id];
+            let in_step = |peer| state.is_running(peer) && state.nodes[peer].generation == node.generation;
+            let connected = |peer| peer == id || state.is_connected(id, peer);
+            let resumed = !self.0.updates || node.has_resumed;
+            node.machine.is_none() && resumed && state.members(id).iter().all(|peer| in_step(peer) && connected(peer))
+        })
+    }
+}
+
+impl Model for GroupModel {
+    type State = GroupState;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<GroupState> {
+        let arbiter = if self.0.directory { Arbiter::Directory } else { Arbiter::Quorum };
+        let subsets = if self.0.updates { 1 << self.0.world } else { 1 };
+        let states = (0..subsets).map(|bits: usize| {
+            let applied: RankSet = (0..self.0.world).filter(|id| bits >> id & 1 == 1).collect();
+            let mut state = GroupState::new(self.0.world, arbiter, self.0.min_workers, &applied);
+            for a in 0..self.0.partition {
+                (self.0.partition..self.0.world).for_each(|b| state.cut(a, b));
+            }
+            state.faults = self.0.faults;
+            state
+        });
+        states.collect()
+    }
+
+    fn actions(&self, state: &GroupState, actions: &mut Vec<Action>) {
+        self.events(state, actions);
+        if state.faults > 0 {
+            self.faults(state, actions);
+        }
+    }
+
+    fn next_state(&self, state: &GroupState, action: Action) -> Option<GroupState> {
+        let mut next = state.clone();
+        if let Action::Crash(_) | Action::Cut(..) | Action::FailDirectory(_) = action {
+            next.faults -= 1;
+            next.has_only_cuts &= matches!(action, Action::Cut(..));
+        }
+        match action {
+            Action::Crash(id) => next.leave(id, Status::Crashed),
+            Action::Cut(a, b) => next.cut(a, b),
+            Action::FailDirectory(id) => next.fail_directory(id),
+            Action::Notice { at, peer } => next.notice(at, peer),
+            Action::Deliver { from, to } => next.deliver(from, to),
+            Action::Arbitrate(id) => next.arbitrate(id),
+            Action::Resume(id) => next.resume(id),
+            Action::Apply(id) => next.apply(id),
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            // The lead is the lowest member, so this is also one lead per generation.
+            Property::always("one membership per generation", |_, state: &GroupState| {
+                state.violation != Some(Violation::TwoMemberships)
+            }),
+            Property::always("no message before the Install of its generation", |_, state: &GroupState| {
+                state.violation != Some(Violation::FrameOfLaterGeneration)
+            }),
+            Property::always("no message over a lost link", |_, state: &GroupState| {
+                state.violation != Some(Violation::UsedLostLink)
+            }),
+            Property::always("crashes stop no other rank while enough are left", |_, state: &GroupState| {
+                state.violation != Some(Violation::NeedlessStop)
+            }),
+            Property::always("one lineage of updates", |_, state: &GroupState| {
+                state.violation != Some(Violation::TwoLineages)
+            }),
+            Property::always("published updates stay", |_, state: &GroupState| {
+                state.violation != Some(Violation::LostPublished)
+            }),
+            Property::always("every rank settles", |model: &GroupModel, state: &GroupState| {
+                !model.is_terminal(state) || model.has_settled(state)
+            }),
+            // In quorum mode, two faults can: an accepted set must be installed, and if its lead is
+            // lost by then, the others of that set may be too few.
+            Property::always(
+                "neither one fault nor cut links stop everyone",
+                |model: &GroupModel, state: &GroupState| {
+                    let all_stopped = state.nodes.iter().all(|node| node.status == Status::Stopped);
+                    let is_whole = !model.0.directory && model.0.partition == 0;
+                    let few_faults = is_whole && model.0.faults - state.faults <= 1;
+                    let has_survivor = few_faults || model.0.directory && state.has_only_cuts;
+                    !(all_stopped && has_survivor && model.0.min_workers == 1)
+                },
+            ),
+            Property::sometimes(CONTINUES, |_, state: &GroupState| state.generations.len() > 1),
+            Property::sometimes(THIRD_GENERATION, |model: &GroupModel, state: &GroupState| {
+                state.generations.len() > 2 || model.0.faults < 2 || model.0.min_workers > 1
+            }),
+        ]
+    }
+}

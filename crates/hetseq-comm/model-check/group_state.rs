@@ -1,0 +1,277 @@
+//! A group of ranks over its generations: machines, links, and the run directory.
+//!
+//! This plays the driver of `regroup/`. Links are ordered and lossless until they end. When a link
+//! ends (a fault, or the other side has closed it), each side notices at its own time and loses
+//! what has not arrived by then. Ranks of generation 0 are called ids here, because ranks change.
+
+use crate::regroup::{Arbiter, Input, Output, RankSet, Regroup, RegroupMessage, RegroupSetup, StopReason};
+use crate::updates::{Applied, Updates};
+
+/// A rule that was broken on the way to a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Violation {
+    /// Two ranks installed different sets as the same generation.
+    TwoMemberships,
+    /// A message arrived before the `Install` of its generation.
+    FrameOfLaterGeneration,
+    /// The machine sent something over a link that it had lost.
+    UsedLostLink,
+    /// A rank has stopped although ranks have only crashed and enough are left.
+    NeedlessStop,
+    /// Two members of a generation have applied different sums as the same update.
+    TwoLineages,
+    /// A generation resumes before a published update, or with another sum of it.
+    LostPublished,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Status {
+    Running,
+    Crashed,
+    Stopped,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Node {
+    pub(crate) status: Status,
+    pub(crate) generation: usize,
+    /// Absent while the rank trains.
+    pub(crate) machine: Option<Regroup>,
+    /// The proposal that is on its way to the run directory.
+    pub(crate) asking: Option<RankSet>,
+    pub(crate) applied: Applied,
+    /// Whether it knows the update from which its generation resumes.
+    pub(crate) has_resumed: bool,
+}
+
+/// A message with its generation, as in a frame's header.
+type Envelope = (usize, RegroupMessage);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupState {
+    arbiter: Arbiter,
+    min_workers: usize,
+    pub(crate) nodes: Vec<Node>,
+    /// Messages in flight, by `from * n + to`.
+    links: Vec<Vec<Envelope>>,
+    /// Links that ended without that side having noticed, by `at * n + peer`.
+    ended: Vec<bool>,
+    /// Links that one side uses no more, by `at * n + peer`.
+    closed: Vec<bool>,
+    pub(crate) faults: usize,
+    pub(crate) has_cuts: bool,
+    pub(crate) has_only_cuts: bool,
+    /// The ids of each installed generation.
+    pub(crate) generations: Vec<RankSet>,
+    /// The files `membership/<g+1>` by g, with ranks of g.
+    directory: Vec<Option<RankSet>>,
+    pub(crate) updates: Updates,
+    pub(crate) violation: Option<Violation>,
+}
+
+impl GroupState {
+    /// A group in generation 0 in which `applied` ids have applied the update under way.
+    pub(crate) fn new(world: usize, arbiter: Arbiter, min_workers: usize, applied: &RankSet) -> GroupState {
+        let node = |id| Node {
+            status: Status::Running,
+            generation: 0,
+            machine: None,
+            asking: None,
+            applied: if applied.contains(id) { vec![0] } else { Vec::new() },
+            has_resumed: true,
+        };
+        GroupState {
+            arbiter,
+            min_workers,
+            nodes: (0..world).map(node).collect(),
+            links: vec![Vec::new(); world * world],
+            ended: vec![false; world * world],
+            closed: vec![false; world * world],
+            faults: 0,
+            has_cuts: false,
+            has_only_cuts: true,
+            generations: vec![(0..world).collect()],
+            directory: Vec::new(),
+            updates: Updates::new(world, applied),
+            violation: None,
+        }
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn is_running(&self, id: usize) -> bool {
+        self.nodes[id].status == Status::Running
+    }
+
+    pub(crate) fn members(&self, id: usize) -> &RankSet {
+        &self.generations[self.nodes[id].generation]
+    }
+
+    fn link(&self, from: usize, to: usize) -> usize {
+        from * self.world() + to
+    }
+
+    pub(crate) fn is_connected(&self, a: usize, b: usize) -> bool {
+        let unused = |link: usize| self.closed[link] || self.ended[link];
+        !unused(self.link(a, b)) && !unused(self.link(b, a))
+    }
+
+    pub(crate) fn can_deliver(&self, from: usize, to: usize) -> bool {
+        !self.links[self.link(from, to)].is_empty()
+    }
+
+    pub(crate) fn can_notice(&self, at: usize, peer: usize) -> bool {
+        self.ended[self.link(at, peer)]
+    }
+
+    pub(crate) fn cut(&mut self, a: usize, b: usize) {
+        self.has_cuts = true;
+        self.end_link(a, b);
+        self.end_link(b, a);
+    }
+
+    /// Lets `at` notice that the link to `peer` has ended, some time from now.
+    fn end_link(&mut self, at: usize, peer: usize) {
+        let link = self.link(at, peer);
+        self.ended[link] = self.is_running(at) && !self.closed[link];
+    }
+
+    /// Stops using the link to `peer`, which the peer notices some time from now.
+    fn close_link(&mut self, at: usize, peer: usize) {
+        let (link, incoming) = (self.link(at, peer), self.link(peer, at));
+        self.closed[link] = true;
+        self.ended[link] = false;
+        self.links[incoming].clear();
+        self.end_link(peer, at);
+    }
+
+    pub(crate) fn leave(&mut self, id: usize, status: Status) {
+        let node = &mut self.nodes[id];
+        node.status = status;
+        (node.machine, node.asking) = (None, None);
+        for peer in (0..self.world()).filter(|&peer| peer != id) {
+            self.close_link(id, peer);
+        }
+    }
+
+    pub(crate) fn notice(&mut self, at: usize, peer: usize) {
+        self.close_link(at, peer);
+        if let Some(rank) = self.members(at).position(peer) {
+            if self.nodes[at].machine.is_some() {
+                self.input(at, Input::LinkLost(rank));
+            } else {
+                self.start(at, &[rank].into());
+            }
+        }
+    }
+
+    pub(crate) fn deliver(&mut self, from: usize, to: usize) {
+        let link = self.link(from, to);
+        let (generation, message) = self.links[link].remove(0);
+        if generation > self.nodes[to].generation {
+            self.violation = Some(Violation::FrameOfLaterGeneration);
+        }
+        if generation != self.nodes[to].generation {
+            return;
+        }
+        let Some(rank) = self.members(to).position(from) else { return };
+        if self.nodes[to].machine.is_none() {
+            self.start(to, &RankSet::new());
+        }
+        self.input(to, Input::Received { from: rank, message });
+    }
+
+    /// The run directory answers: the first proposal for a generation wins.
+    pub(crate) fn arbitrate(&mut self, id: usize) {
+        let generation = self.nodes[id].generation;
+        self.directory.resize(self.directory.len().max(generation + 1), None);
+        if let Some(proposal) = self.nodes[id].asking.take() {
+            let decided = self.directory[generation].get_or_insert(proposal).clone();
+            self.input(id, Input::Arbitrated(Ok(decided)));
+        }
+    }
+
+    pub(crate) fn fail_directory(&mut self, id: usize) {
+        self.nodes[id].asking = None;
+        self.input(id, Input::Arbitrated(Err(String::new())));
+    }
+
+    fn start(&mut self, id: usize, lost: &RankSet) {
+        let members = self.members(id);
+        let rank = members.position(id).expect("a member of its generation");
+        let (arbiter, min_workers) = (self.arbiter, self.min_workers);
+        let setup = RegroupSetup { rank, world: members.len(), arbiter, min_workers };
+        let (machine, outputs) = Regroup::start(setup, lost);
+        self.nodes[id].machine = Some(machine);
+        self.carry_out(id, outputs);
+    }
+
+    fn input(&mut self, id: usize, input: Input) {
+        // Absent if its start has ended it.
+        if let Some(machine) = &mut self.nodes[id].machine {
+            let outputs = machine.step(input);
+            self.carry_out(id, outputs);
+        }
+    }
+
+    fn carry_out(&mut self, id: usize, outputs: Vec<Output>) {
+        let generation = self.nodes[id].generation;
+        let ids: Vec<usize> = self.members(id).iter().collect();
+        for output in outputs {
+            match output {
+                Output::Send { to, message } => {
+                    let (link, back) = (self.link(id, ids[to]), self.link(ids[to], id));
+                    if self.closed[link] {
+                        self.violation = Some(Violation::UsedLostLink);
+                    }
+                    // A closed link is not read.
+                    if !self.closed[back] {
+                        self.links[link].push((generation, message));
+                    }
+                }
+                Output::AskDirectory { members, .. } => self.nodes[id].asking = Some(members),
+                Output::Install { members } => self.install(id, members.iter().map(|rank| ids[rank]).collect()),
+                Output::Stop(reason) => {
+                    self.check_stop(&reason);
+                    self.leave(id, Status::Stopped);
+                }
+            }
+        }
+    }
+
+    fn check_stop(&mut self, reason: &StopReason) {
+        let alive = self.nodes.iter().filter(|node| node.status == Status::Running).count();
+        let is_quorum = 2 * alive > self.world() || 2 * alive == self.world() && self.is_running(0);
+        let is_enough = self.arbiter == Arbiter::Directory || is_quorum;
+        let is_fault = matches!(reason, StopReason::DirectoryFailed(_));
+        if !self.has_cuts && is_enough && alive >= self.min_workers && !is_fault {
+            self.violation = Some(Violation::NeedlessStop);
+        }
+    }
+
+    fn install(&mut self, id: usize, members: RankSet) {
+        let lost = self.nodes[id].machine.take().map(|machine| machine.lost().clone()).unwrap_or_default();
+        let old_ids = self.members(id).clone();
+        let node = &mut self.nodes[id];
+        node.generation += 1;
+        node.asking = None;
+        node.has_resumed = false;
+        match self.generations.get(node.generation) {
+            None => self.generations.push(members.clone()),
+            Some(installed) if *installed == members => {}
+            Some(_) => self.violation = Some(Violation::TwoMemberships),
+        }
+        self.updates.report(node.generation, id, &node.applied);
+        for peer in old_ids.iter().filter(|&peer| !members.contains(peer)) {
+            self.close_link(id, peer);
+        }
+        // As ranks of the new generation.
+        let lost = lost.iter().filter_map(|rank| old_ids.iter().nth(rank));
+        let lost: RankSet = lost.filter_map(|peer| members.position(peer)).collect();
+        if !lost.is_empty() {
+            self.start(id, &lost);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The sizes to check. Each test prints its number of states.
+
+use hetseq_comm_model_check::{Limits, check};
+
+const LIMITS: Limits = Limits { world: 3, faults: 2, directory: false, updates: false, partition: 0, min_workers: 1 };
+
+fn run(limits: Limits) {
+    let checked = check(limits);
+    println!("{limits:?}: {} states, depth {}, {:.1?}", checked.unique_states, checked.depth, checked.time);
+}
+
+#[test]
+fn three_members() {
+    for directory in [false, true] {
+        let limits = Limits { directory, ..LIMITS };
+        run(Limits { faults: 3, ..limits });
+        run(Limits { faults: 3, min_workers: 2, ..limits });
+        run(Limits { updates: true, ..limits });
+    }
+}
+
+#[test]
+fn four_members() {
+    run(Limits { world: 4, ..LIMITS });
+    run(Limits { world: 4, directory: true, ..LIMITS });
+    run(Limits { world: 4, directory: true, faults: 1, updates: true, ..LIMITS });
+}
+
+/// Exactly one side continues.
+#[test]
+fn partitions() {
+    let limits = Limits { directory: true, ..LIMITS };
+    run(Limits { partition: 1, faults: 1, ..limits });
+    run(Limits { partition: 2, faults: 1, ..limits });
+    run(Limits { world: 4, partition: 2, faults: 0, ..limits });
+}
+
+#[test]
+#[ignore = "minutes"]
+fn four_members_with_updates() {
+    run(Limits { world: 4, faults: 1, updates: true, ..LIMITS });
+    run(Limits { world: 4, partition: 2, faults: 0, ..LIMITS });
+}
+
+#[test]
+#[ignore = "minutes"]
+fn five_members() {
+    run(Limits { world: 5, faults: 1, ..LIMITS });
+    run(Limits { world: 5, faults: 1, directory: true, ..LIMITS });
+}
+
+/// About 9 million states.
+#[test]
+#[ignore = "minutes"]
+fn partition_and_fault() {
+    run(Limits { world: 4, partition: 2, faults: 1, directory: true, ..LIMITS });
+}
