@@ -22,11 +22,12 @@
 //! **Whether a leader is alive is decided over the network, never by a file**: it must answer the
 //! authenticated handshake for the id in its notice. A killed run leaves a notice whose address
 //! leads to nothing, to another program, or to a rank 0 with another id. Such a notice is skipped,
-//! and removed by the next leader that succeeds. A leader whose notice was removed in error (a
-//! process could not reach it) posts it again. So nothing depends on clocks, leases or modification
-//! times, on locks that NFS may not keep, or on how soon a client sees a new file: seeing it late
-//! costs time, not correctness. If a peer is killed, its rank becomes free; if a leader is killed,
-//! its peers search again.
+//! and removed by the next leader that succeeds. A leader with another secret or other encryption
+//! is skipped, too: one process with a wrong setting must not stop the others. A leader whose
+//! notice was removed in error (a process could not reach it) posts it again. So nothing depends on
+//! clocks, leases or modification times, on locks that NFS may not keep, or on how soon a client
+//! sees a new file: seeing it late costs time, not correctness. If a peer is killed, its rank
+//! becomes free; if a leader is killed, its peers search again.
 //!
 //! One directory serves one run at a time: two runs would mix up their processes.
 
@@ -64,7 +65,7 @@ pub(super) fn join(context: &JoinContext<'_>, dir: &Path) -> Result<Joined, Comm
     let mut found = None;
     loop {
         if found.is_none() && context.rank != Some(0) {
-            found = search.find(None)?;
+            found = search.find(None);
         }
         match found.take() {
             Some(FoundLeader { notice, handshake, credentials }) => {
@@ -131,11 +132,12 @@ fn lead(context: &JoinContext<'_>, search: &LeaderSearch, ip: Option<IpAddr>) ->
             Ok(LeadOutcome::Joined(joined))
         }
         Ok(None) => Ok(LeadOutcome::OtherLeader(watch.0.findings().leader.take())),
-        Err(CommError::Missing { ranks, world, rendezvous, waited, mut notes }) => {
-            notes.append(&mut watch.0.findings().problems);
-            Err(CommError::Missing { ranks, world, rendezvous, waited, notes })
+        Err(mut error) => {
+            if let CommError::Missing { rejections, .. } = &mut error {
+                rejections.notes.append(&mut watch.0.findings().problems);
+            }
+            Err(error)
         }
-        Err(error) => Err(error),
     }
 }
 
@@ -199,9 +201,8 @@ fn watch(mut search: LeaderSearch, own: LeaderPriority, posted: &Weak<PostedNoti
         notice.restore();
         drop(notice);
         let (leader, error) = match search.find(Some(own)) {
-            Ok(Some(leader)) if search.is_rank_0() => (None, search.check_second_rank_0(leader)),
-            Ok(leader) => (leader, None),
-            Err(error) => (None, Some(error)),
+            Some(leader) if search.is_rank_0() => (None, search.check_second_rank_0(leader)),
+            leader => (leader, None),
         };
         let mut findings = state.findings();
         *findings = Findings { leader, error, problems: search.problems() };

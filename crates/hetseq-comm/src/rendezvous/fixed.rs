@@ -1,8 +1,10 @@
 //! `tcp://host:port`: rank 0 listens at an address that all ranks know, and the peers dial it.
 //!
 //! Before a rank has the member list, an error may be temporary (a machine that boots, a port not
-//! yet open, an earlier run that is just ending, a secret that rank 0 is about to replace). So the
-//! rank retries until the deadline. Called by `mod.rs`.
+//! yet open, a secret that rank 0 is about to replace). Above all, until the other side has proven
+//! that it knows the secret, it may be an earlier run that is just ending, or another program. So
+//! the rank retries until the deadline, whatever the answer was. A refusal by the authenticated rank
+//! 0 is final, with the exceptions in `is_temporary`. Called by `mod.rs`.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::auth::{self, LocalParty};
 use super::handshake::{Handshake, HandshakeError};
 use super::late_join::TempFiles;
-use super::peer::{self, JoinFailure};
+use super::peer::{self, JoinFailure, TakenRetry};
 use super::rank0::{self, Listening};
 use super::refusal::Refusal;
 use super::{HANDSHAKE_TIMEOUT, JoinContext, Joined, Reminder};
@@ -52,21 +54,32 @@ impl FixedAddress<'_> {
 
     fn join_rank0(&self, ip: Option<IpAddr>) -> Result<Joined, CommError> {
         let mut reminder = Reminder::new(Instant::now());
+        let (mut taken, mut warned, mut last_refusal) = (TakenRetry::default(), None, None);
         loop {
             let credentials = self.find_secret()?;
-            let connected = self.connect(&credentials, ip).map_err(JoinFailure::Early);
-            let error = match connected.and_then(|handshake| peer::join(self.context, handshake, &credentials, ip)) {
-                Ok(joined) => return Ok(joined),
-                Err(JoinFailure::Final(error)) => return Err(error),
-                Err(JoinFailure::Early(error)) => error,
+            let error = match self.connect(&credentials, ip) {
+                Ok(handshake) => match peer::join(self.context, handshake, &credentials, ip) {
+                    Ok(joined) => return Ok(joined),
+                    Err(JoinFailure::Final(error)) => return Err(error),
+                    Err(JoinFailure::Early(error)) if !is_temporary(&error, &mut taken) => {
+                        return Err(error.into_error(&self.rank_0()));
+                    }
+                    Err(JoinFailure::Early(error)) => error,
+                },
+                Err(error) => error,
             };
-            let Some(pause) = pause_after(&error, &credentials) else {
-                return Err(error.into_error(&self.rank_0()));
-            };
+            let pause = if is_unreachable(&error) { RETRY_PAUSE } else { REFUSED_PAUSE };
             if self.context.time_left() <= pause {
-                return Err(self.timeout_error(error, &credentials));
+                return Err(self.timeout_error(error, &credentials, last_refusal));
             }
-            if reminder.is_due(Instant::now()) {
+            if !is_unreachable(&error) {
+                last_refusal = Some(error.to_string());
+            }
+            let hint = retry_hint(&error, &credentials);
+            if let Some(hint) = hint.filter(|_| warned != Some(error.kind())) {
+                warned = Some(error.kind());
+                tracing::warn!("cannot join {}: {error}; trying again, {hint}", self.rank_0());
+            } else if reminder.is_due(Instant::now()) {
                 tracing::info!("waiting for {}: {}", self.rank_0(), detail(&error, &credentials));
             }
             std::thread::sleep(pause);
@@ -125,8 +138,9 @@ impl FixedAddress<'_> {
         format!("rank 0 at {}", self.context.rendezvous)
     }
 
-    /// The error to report when the deadline has passed; `error` is that of the last attempt.
-    fn timeout_error(&self, error: HandshakeError, credentials: &Credentials) -> CommError {
+    /// The error to report when the deadline has passed; `error` is that of the last attempt, and
+    /// `refusal` that of the last attempt before it that got an answer.
+    fn timeout_error(&self, error: HandshakeError, credentials: &Credentials, refusal: Option<String>) -> CommError {
         let waited = self.context.options.join;
         let no_secret = |reason: &str| {
             let path = self.secret_file().unwrap_or_default().display().to_string();
@@ -134,9 +148,10 @@ impl FixedAddress<'_> {
         };
         match (error, credentials) {
             (HandshakeError::WeRefused(Refusal::NoSecretYet), Credentials::File(Err(why))) => no_secret(why),
-            (HandshakeError::WeRefused(Refusal::SecretWrong) | HandshakeError::RefusedUs(Refusal::SecretWrong), _) => {
-                no_secret("its content is not the secret of that rank 0")
-            }
+            (
+                HandshakeError::WeRefused(Refusal::SecretWrong) | HandshakeError::RefusedUs(Refusal::SecretWrong),
+                Credentials::File(_),
+            ) => no_secret("its content is not the secret of that rank 0"),
             (error @ (HandshakeError::RefusedUs(_) | HandshakeError::WeRefused(_)), _) => {
                 error.into_error(&self.rank_0())
             }
@@ -144,25 +159,41 @@ impl FixedAddress<'_> {
                 what: "rank 0".to_owned(),
                 address: self.context.rendezvous.clone(),
                 waited,
-                detail: error.to_string(),
+                // Without an answer to the last attempt, an earlier one may say more.
+                detail: match refusal.filter(|_| is_unreachable(&error)) {
+                    Some(refusal) => format!("{error}; before that: {refusal}"),
+                    None => error.to_string(),
+                },
             },
         }
     }
 }
 
-/// How long to wait before the next attempt; `None` if it would fail in the same way.
-fn pause_after(error: &HandshakeError, credentials: &Credentials) -> Option<Duration> {
-    let is_file = matches!(credentials, Credentials::File(_));
+fn is_unreachable(error: &HandshakeError) -> bool {
+    matches!(error, HandshakeError::Io(_) | HandshakeError::Closed | HandshakeError::TimedOut)
+}
+
+/// Whether the next attempt may succeed although the authenticated rank 0 did not accept this rank.
+fn is_temporary(error: &HandshakeError, taken: &mut TakenRetry) -> bool {
+    taken.may_retry(error, Instant::now())
+        || is_unreachable(error)
+        // A run may be ending because it lost this very rank, and start again.
+        || matches!(error, HandshakeError::RefusedUs(Refusal::AlreadyStarted { .. }))
+}
+
+/// Why this rank retries, if the user should know at once: without a change of settings, it may
+/// retry in vain until the deadline.
+fn retry_hint(error: &HandshakeError, credentials: &Credentials) -> Option<&'static str> {
     match error {
-        HandshakeError::Io(_) | HandshakeError::Closed | HandshakeError::TimedOut => Some(RETRY_PAUSE),
         HandshakeError::RefusedUs(refusal) | HandshakeError::WeRefused(refusal) => match refusal {
-            // The file may be that of an earlier start, or not exist yet.
-            Refusal::SecretWrong | Refusal::NoSecretYet if is_file => Some(REFUSED_PAUSE),
-            // A run may be ending because it lost this very rank, and start again.
-            Refusal::AlreadyStarted { .. } => Some(REFUSED_PAUSE),
-            _ => None,
+            Refusal::RankTaken { .. } => Some("in case that process is about to end"),
+            // The file may be that of an earlier start, or not exist yet. That is usual.
+            Refusal::SecretWrong | Refusal::NoSecretYet if matches!(credentials, Credentials::File(_)) => None,
+            Refusal::AlreadyStarted { .. } => None,
+            _ => Some("in case that is an earlier run which is about to end"),
         },
-        _ => None,
+        error if is_unreachable(error) => None,
+        _ => Some("in case that is another program which is about to end"),
     }
 }
 

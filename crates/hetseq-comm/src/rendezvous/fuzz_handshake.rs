@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::auth::{self, LocalParty};
 use super::handshake::{AuthRequest, Handshake, Hello, Member, MemberList, Message, decode as decode_message};
-use super::refusal::{Reader, Refusal};
+use super::mismatch::{Mismatch, Reader};
+use super::refusal::Refusal;
 use crate::heartbeat_timing::HeartbeatTiming;
 use crate::identity::{Difference, Identity};
 use crate::secret::{Credentials, SecretKey, SecretKind};
@@ -19,6 +20,13 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
     let address: SocketAddr = "[fd00::1]:700".parse().unwrap();
     let difference =
         Difference { key: "optim.lr".to_owned(), on_zero: Some("0.1".to_owned()), on_other: Some("0.2".to_owned()) };
+    let mismatch = Mismatch {
+        rank0_name: "alpha".to_owned(),
+        rank: None,
+        name: "beta".to_owned(),
+        differences: vec![difference],
+        reader: Reader::Other,
+    };
     let messages = [
         Message::AuthRequest(AuthRequest {
             rank: Some(1),
@@ -53,19 +61,15 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
         Message::Ready,
         Message::Failed("out of paper".to_owned()),
         Message::Start,
-        Message::Refused(Refusal::Mismatch {
-            rank0_name: "alpha".to_owned(),
-            rank: None,
-            name: "beta".to_owned(),
-            differences: vec![difference],
-            reader: Reader::Other,
-        }),
+        Message::Waiting("rank 2 (beta) differs from rank 0".to_owned()),
+        Message::Refused(Refusal::Mismatch(mismatch.clone())),
         Message::Refused(Refusal::Missing {
             ranks: vec![1, 2],
             world: 3,
             rendezvous: "tcp://alpha:700".to_owned(),
             waited: Duration::from_secs(3),
             notes: vec!["10.0.0.1:9 (silent)".to_owned()],
+            refused: Box::new([mismatch]),
         }),
         Message::Refused(Refusal::RankTaken { rank: 1, name: "beta".to_owned(), address: "10.0.0.1:9".to_owned() }),
         Message::Refused(Refusal::SecretKind { dialer: SecretKind::None, answerer: SecretKind::Given }),

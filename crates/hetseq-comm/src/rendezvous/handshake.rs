@@ -47,6 +47,8 @@ pub(super) enum Message {
     /// All ranks are ready.
     Start,
     Refused(Refusal),
+    /// Why rank 0 still waits for a rank: a process with that rank was refused.
+    Waiting(String),
 }
 
 /// The first message in both directions.
@@ -108,6 +110,7 @@ impl Message {
             Message::Failed(_) => "failed",
             Message::Start => "start",
             Message::Refused(_) => "refused",
+            Message::Waiting(_) => "waiting",
         }
     }
 }
@@ -254,12 +257,13 @@ impl Handshake {
     /// Receives the next message; a refusal from the peer is an error.
     pub(super) fn receive(&mut self) -> Result<Message, HandshakeError> {
         self.time_left()?;
-        let accept = Accept { generation: 0, limit_bytes: self.limit_bytes };
+        let accept = Accept::only(0, self.limit_bytes);
         let frame = read_frame(&mut PeerReader(self), accept).map_err(|error| match error {
             ReadError::Closed | ReadError::Cut => HandshakeError::Closed,
             ReadError::NotYet => HandshakeError::TimedOut,
             ReadError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionReset => HandshakeError::Closed,
             ReadError::Io(error) => HandshakeError::Io(error),
+            ReadError::Stale(frame) => HandshakeError::Frame(FrameError::OutOfPlace { kind: frame.kind.name() }),
             ReadError::Frame(fault) => HandshakeError::Frame(fault),
         })?;
         if frame.kind != FrameKind::Handshake {

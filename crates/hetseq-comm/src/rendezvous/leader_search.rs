@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use super::auth::{self, LocalParty};
 use super::handshake::{Handshake, HandshakeError, Message};
 use super::notice::{self, LeaderPriority, Notice};
+use super::peer::{self, TakenRetry};
 use super::refusal::Refusal;
-use super::{HANDSHAKE_TIMEOUT, JoinContext, peer};
+use super::{HANDSHAKE_TIMEOUT, JoinContext};
 use crate::error::CommError;
 use crate::secret::{Credentials, Secret, SecretKey};
 use crate::socket;
@@ -48,6 +49,7 @@ pub(super) struct LeaderSearch {
     /// process itself.
     skipped: BTreeMap<u64, Option<String>>,
     failed: BTreeMap<u64, FailedLeader>,
+    taken: TakenRetry,
     /// What was wrong in the last scan.
     problems: Vec<String>,
 }
@@ -75,13 +77,14 @@ impl LeaderSearch {
             hello: peer::hello(context, None),
             skipped: BTreeMap::new(),
             failed: BTreeMap::new(),
+            taken: TakenRetry::default(),
             problems: Vec::new(),
         })
     }
 
     /// Returns the first leader that answers; with `own`, only among those of higher priority.
-    /// Returns an error if one answers whose settings are incompatible.
-    pub(super) fn find(&mut self, own: Option<LeaderPriority>) -> Result<Option<FoundLeader>, CommError> {
+    /// One with incompatible settings does not count: it may belong to a run that is just ending.
+    pub(super) fn find(&mut self, own: Option<LeaderPriority>) -> Option<FoundLeader> {
         let (notices, mut problems) = notice::list(&self.dir);
         for notice in notices {
             // Before the priority is checked: a run that started without this rank may be all there
@@ -106,11 +109,13 @@ impl LeaderSearch {
                 Ok(handshake) => {
                     self.failed.remove(&notice.id);
                     self.problems = problems;
-                    return Ok(Some(FoundLeader { notice, handshake, credentials }));
+                    return Some(FoundLeader { notice, handshake, credentials });
                 }
-                Err(error) if is_incompatible(&error) => return Err(error.into_error(&notice.shown())),
                 Err(error) => {
                     let reason = format!("{}: {error}", notice.shown());
+                    if attempts == 0 && is_incompatible(&error) {
+                        tracing::warn!("cannot join {reason}; trying again, in case it belongs to an earlier run");
+                    }
                     let pause = (RETRY_PAUSE * 2u32.saturating_pow(attempts)).min(RETRY_PAUSE_LIMIT);
                     let (attempts, retry_at) = (attempts.saturating_add(1), Instant::now() + pause);
                     problems.push(reason.clone());
@@ -119,7 +124,7 @@ impl LeaderSearch {
             }
         }
         self.problems = problems;
-        Ok(None)
+        None
     }
 
     fn credentials_for(&self, notice: &Notice) -> Credentials {
@@ -165,10 +170,13 @@ impl LeaderSearch {
     /// Records that a leader refused this rank or closed the connection. Returns an error if
     /// retrying cannot help.
     pub(super) fn join_failed(&mut self, notice: &Notice, error: HandshakeError) -> Result<(), CommError> {
+        let problem = format!("{}: {error}", notice.shown());
+        let may_retry_taken = self.taken.may_retry(&error, Instant::now());
         match &error {
             HandshakeError::RefusedUs(Refusal::AlreadyStarted { .. }) => {
-                self.skipped.insert(notice.id, Some(format!("{}: {error}", notice.shown())));
+                self.skipped.insert(notice.id, Some(problem));
             }
+            _ if may_retry_taken => self.problems.push(problem),
             HandshakeError::RefusedUs(Refusal::Moved)
             | HandshakeError::Io(_)
             | HandshakeError::Closed
@@ -229,7 +237,7 @@ impl LeaderSearch {
     }
 }
 
-/// Whether the leader answers but has different settings, so that waiting does not help.
+/// Whether the leader answers but has different settings.
 fn is_incompatible(error: &HandshakeError) -> bool {
     let (HandshakeError::RefusedUs(refusal) | HandshakeError::WeRefused(refusal)) = error else { return false };
     matches!(
@@ -269,7 +277,7 @@ mod tests {
         let started = Refusal::AlreadyStarted { seconds_ago: 9, world: 2 };
         search.join_failed(&notice, HandshakeError::RefusedUs(started)).unwrap();
         for own in [(true, 3), (true, 7)] {
-            assert!(search.find(Some(own)).unwrap().is_none());
+            assert!(search.find(Some(own)).is_none());
             assert!(search.detail().contains("this run has already started"), "{own:?}: {}", search.detail());
         }
     }

@@ -1,9 +1,9 @@
 //! Rank 0's list of joined ranks: admits each rank, compares it with rank 0, and sends messages to
 //! all.
 //!
-//! A rank that differs from rank 0 cancels the run for all ranks, because the run cannot start
-//! without it. An unknown program, a wrong secret or a duplicate rank is only rejected, and rank 0
-//! keeps waiting. Ranks that join without a number get the free numbers when all are there, in the
+//! A refusal concerns one process only: an unknown program, a wrong secret, a duplicate rank, or a
+//! rank that differs from rank 0. Rank 0 logs it and keeps waiting for the right process. If ranks
+//! are missing at the deadline, the error names the refused ones. Ranks that join without a number get the free numbers when all are there, in the
 //! order in which they joined. Used by `rank0.rs`.
 
 use std::net::SocketAddr;
@@ -12,20 +12,18 @@ use std::time::{Duration, Instant};
 use super::acceptor::{AcceptEvent, Acceptor};
 use super::handshake::{Handshake, HandshakeError, Hello, Member, MemberList, Message, shown_name, unexpected};
 use super::late_join::LateJoin;
+use super::mismatch::{Mismatch, Reader, RefusedRanks};
 use super::rank0::Interruption;
-use super::refusal::{Reader, Refusal};
+use super::refusal::Refusal;
 use super::reject_log::RejectLog;
 use super::{GRACE, HANDSHAKE_TIMEOUT, JoinContext, Joined, PAIRING_TIMEOUT, POLL_INTERVAL, Reminder};
 use crate::error::named_ranks;
 use crate::heartbeat_timing::HeartbeatTiming;
-use crate::identity::Difference;
 
-/// After the run is cancelled, how long to wait for late ranks and send them the reason.
-const LINGER: Duration = Duration::from_secs(2);
+/// Timeout for telling a waiting rank why it waits. Rank 0 serves no other rank meanwhile.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many rejections are kept for the error message.
 const NOTES_LIMIT: usize = 8;
-/// How many differing keys are named; with more, the ranks have nothing in common.
-const DIFFERENCES_LIMIT: usize = 1000;
 
 pub(super) type RankAcceptor = Acceptor<(Handshake, Hello)>;
 
@@ -39,24 +37,35 @@ struct PendingRank {
     started: Option<u64>,
 }
 
+impl PendingRank {
+    /// Tells the rank why it waits. If that fails, its connection is unusable, and it joins again.
+    fn notify(&mut self, text: &str) -> bool {
+        self.handshake.set_timeout(NOTIFY_TIMEOUT);
+        self.handshake.send(&Message::Waiting(text.to_owned())).is_ok()
+    }
+}
+
 pub(super) struct Membership<'a> {
     context: &'a JoinContext<'a>,
     /// One entry per rank; rank 0's stays empty.
     pending: Vec<Option<PendingRank>>,
     /// Ranks without a number, in the order in which they joined.
     unnumbered: Vec<PendingRank>,
+    refused: RefusedRanks,
     reject_log: RejectLog,
-    /// The first rejections, for the error message.
+    /// The first other rejections, for the error message.
     notes: Vec<String>,
 }
 
 impl<'a> Membership<'a> {
     pub(super) fn new(context: &'a JoinContext<'a>) -> Membership<'a> {
         let pending = (0..context.world).map(|_| None).collect();
-        Membership { context, pending, unnumbered: Vec::new(), reject_log: RejectLog::default(), notes: Vec::new() }
+        let (unnumbered, notes) = (Vec::new(), Vec::new());
+        let (refused, reject_log) = (RefusedRanks::default(), RejectLog::default());
+        Membership { context, pending, unnumbered, refused, reject_log, notes }
     }
 
-    /// Returns when every rank has joined, or when interrupted. An error cancels the run.
+    /// Returns when every rank has joined, or when interrupted. Fails at the deadline.
     pub(super) fn wait_for_all(
         &mut self,
         acceptor: &RankAcceptor,
@@ -64,18 +73,11 @@ impl<'a> Membership<'a> {
     ) -> Result<Option<Interruption>, Refusal> {
         let mut reminder = Reminder::new(Instant::now());
         loop {
-            let mut cancelled = None;
             for event in acceptor.poll(POLL_INTERVAL) {
-                match (event, &cancelled) {
-                    (AcceptEvent::Accepted((handshake, hello)), None) => cancelled = self.add(handshake, hello).err(),
-                    (AcceptEvent::Accepted((handshake, _)), Some(refusal)) => {
-                        drop(handshake.refuse(refusal.for_reader(Reader::Bystander)));
-                    }
-                    (AcceptEvent::Rejected { address, reason }, _) => self.note(address, &reason),
+                match event {
+                    AcceptEvent::Accepted((handshake, hello)) => self.add(handshake, hello),
+                    AcceptEvent::Rejected { address, reason } => self.note(address, &reason),
                 }
-            }
-            if let Some(refusal) = cancelled {
-                return Err(refusal);
             }
             if self.missing().is_empty() {
                 // A rank that left while it waited may join again.
@@ -102,26 +104,23 @@ impl<'a> Membership<'a> {
         }
     }
 
-    /// Adds one rank or refuses it; an error cancels the run.
-    fn add(&mut self, handshake: Handshake, hello: Hello) -> Result<(), Refusal> {
+    /// Adds one rank or refuses it.
+    fn add(&mut self, handshake: Handshake, hello: Hello) {
         let name = shown_name(&hello.name);
         let address = handshake.peer();
         let number = hello.rank.map(|rank| rank as usize);
         // Before anything is compared: a second rank 0 may belong to another run.
         if number == Some(0) {
-            self.refuse_duplicate(handshake, 0, self.context.name.clone(), self.context.rendezvous.clone());
-            return Ok(());
+            return self.refuse_duplicate(handshake, 0, self.context.name.clone(), self.context.rendezvous.clone());
         }
-        if let Some(refusal) = self.mismatch(&hello, &name) {
-            // Sent here, because this rank is not in the list that `cancel` sends to.
-            handshake.refuse(refusal.for_reader(Reader::Other));
-            return Err(refusal);
+        if let Some(mismatch) = Mismatch::with_rank0(self.context, &hello) {
+            return self.refuse_mismatch(handshake, &mismatch);
         }
         let joined = PendingRank { handshake, name, listener: hello.listener, timing: hello.timing, started: None };
         let Some(rank) = number else {
             tracing::debug!(name = joined.name, %address, "a rank without a number joined");
-            self.unnumbered.push(joined);
-            return Ok(());
+            self.unnumbered.extend(self.informed(joined, None));
+            return;
         };
         match self.pending.get_mut(rank) {
             None => {
@@ -134,7 +133,7 @@ impl<'a> Membership<'a> {
                 match entry {
                     None => {
                         tracing::debug!(rank, name = joined.name, %address, "a rank joined");
-                        *entry = Some(joined);
+                        self.pending[rank] = self.informed(joined, hello.rank);
                     }
                     Some(holder) => {
                         let (name, address) = (holder.name.clone(), holder.handshake.peer().to_string());
@@ -143,7 +142,21 @@ impl<'a> Membership<'a> {
                 }
             }
         }
-        Ok(())
+    }
+
+    /// Tells a new rank why it has to wait; `None` if its connection is closed.
+    fn informed(&self, mut joined: PendingRank, number: Option<u64>) -> Option<PendingRank> {
+        // The last rank does not wait.
+        if self.missing().len() > 1 {
+            let others =
+                self.causes().into_iter().filter(|mismatch| mismatch.rank.is_none() || mismatch.rank != number);
+            for mismatch in others {
+                if !joined.notify(&self.waiting_text(&mismatch.for_reader(Reader::Bystander))) {
+                    return None;
+                }
+            }
+        }
+        Some(joined)
     }
 
     /// Refuses a rank whose number belongs to `holder`, or does not exist.
@@ -153,28 +166,36 @@ impl<'a> Membership<'a> {
         self.note(address, &reason);
     }
 
-    fn mismatch(&self, hello: &Hello, name: &str) -> Option<Refusal> {
-        let mut differences = self.context.identity.differences(&hello.identity);
-        if hello.world != self.context.world as u64 {
-            differences.insert(
-                0,
-                Difference {
-                    key: "world size".to_owned(),
-                    on_zero: Some(self.context.world.to_string()),
-                    on_other: Some(hello.world.to_string()),
-                },
-            );
+    /// Refuses a rank that differs from rank 0. The others keep waiting for the right one, so they
+    /// all need to know why.
+    fn refuse_mismatch(&mut self, handshake: Handshake, mismatch: &Mismatch) {
+        let address = handshake.peer();
+        let reason = handshake.refuse(Refusal::Mismatch(mismatch.for_reader(Reader::Other)));
+        if !self.refused.add(mismatch) {
+            // The same process again, perhaps restarted in a loop: counted, not repeated.
+            self.log_rejection(address, &reason);
+        } else if mismatch.rank.is_some_and(|rank| self.has_joined(rank)) {
+            tracing::warn!("rejected {address}: {}; another process already has this rank", mismatch.summary());
+        } else {
+            tracing::warn!("rejected {address}: {}", self.waiting_text(mismatch));
+            let text = self.waiting_text(&mismatch.for_reader(Reader::Bystander));
+            self.pending.iter_mut().for_each(|entry| drop(entry.take_if(|rank| !rank.notify(&text))));
+            self.unnumbered.retain_mut(|rank| rank.notify(&text));
         }
-        // The refusal must fit into a message, whatever the peer's identity contains.
-        differences.truncate(DIFFERENCES_LIMIT);
-        differences.iter_mut().for_each(Difference::shorten);
-        (!differences.is_empty()).then(|| Refusal::Mismatch {
-            rank0_name: self.context.name.clone(),
-            rank: hello.rank,
-            name: name.to_owned(),
-            differences,
-            reader: Reader::Rank0,
-        })
+    }
+
+    fn waiting_text(&self, mismatch: &Mismatch) -> String {
+        let seconds = self.context.time_left().as_secs_f64().ceil();
+        format!("{}; waiting up to {seconds} s for the right one", mismatch.summary())
+    }
+
+    fn has_joined(&self, rank: u64) -> bool {
+        self.pending.get(rank as usize).is_some_and(Option::is_some)
+    }
+
+    /// The refused ranks that may be the cause of missing ranks.
+    fn causes(&self) -> Vec<Mismatch> {
+        self.refused.causes(|rank| self.has_joined(rank))
     }
 
     /// The numbers that are still free after ranks without a number have taken the first ones.
@@ -202,43 +223,35 @@ impl<'a> Membership<'a> {
             rendezvous: self.context.rendezvous.clone(),
             waited: self.context.options.join,
             notes: std::mem::take(&mut self.notes),
+            refused: self.causes().into(),
         }
     }
 
     fn note(&mut self, address: SocketAddr, reason: &HandshakeError) {
-        let Some(line) = self.reject_log.note(Instant::now(), address, reason) else { return };
-        tracing::warn!("{line}");
-        if self.notes.len() < NOTES_LIMIT {
+        if self.log_rejection(address, reason) && self.notes.len() < NOTES_LIMIT {
             self.notes.push(format!("{address} ({reason})"));
         }
+    }
+
+    /// Logs or counts a rejection; returns whether it was logged.
+    fn log_rejection(&mut self, address: SocketAddr, reason: &HandshakeError) -> bool {
+        let line = self.reject_log.note(Instant::now(), address, reason);
+        if let Some(line) = &line {
+            tracing::warn!("{line}");
+        }
+        line.is_some()
     }
 
     pub(super) fn take_reject_log(&mut self) -> RejectLog {
         std::mem::take(&mut self.reject_log)
     }
 
-    /// Sends all ranks the reason why the run cannot start, also those that join a little later:
-    /// they would otherwise dial in vain until their own deadline.
-    pub(super) fn cancel(&mut self, refusal: &Refusal, acceptor: &RankAcceptor) {
+    /// Sends all ranks that have joined the reason why the run cannot start.
+    pub(super) fn cancel(&mut self, refusal: &Refusal) {
         if let Some(line) = self.reject_log.final_summary() {
             tracing::warn!("{line}");
         }
-        let mut remaining = self.missing().len();
-        if matches!(refusal, Refusal::Mismatch { .. }) {
-            remaining = remaining.saturating_sub(1);
-        }
-        let refusal = refusal.for_reader(Reader::Bystander);
-        self.refuse_all(&refusal);
-        let linger = !matches!(refusal, Refusal::Missing { .. });
-        let until = Instant::now() + LINGER;
-        while linger && remaining > 0 && Instant::now() < until {
-            for event in acceptor.poll(POLL_INTERVAL) {
-                if let AcceptEvent::Accepted((handshake, _)) = event {
-                    handshake.refuse(refusal.clone());
-                    remaining = remaining.saturating_sub(1);
-                }
-            }
-        }
+        self.refuse_all(&refusal.for_reader(Reader::Bystander));
     }
 
     /// Refuses all ranks that have joined, or aborts those that have received the start.

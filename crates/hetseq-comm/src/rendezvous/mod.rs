@@ -3,7 +3,8 @@
 //! 1. Rank 0 listens, either at an address that all ranks know (`fixed.rs`) or at one that it
 //!    writes into a shared directory (`directory.rs`). The other ranks dial it, prove that they
 //!    know the secret (`auth.rs`) and send a hello. Rank 0 checks that all ranks run the same thing
-//!    (`rank0.rs`, `membership.rs`).
+//!    (`rank0.rs`, `membership.rs`). It refuses one that does not (`mismatch.rs`), and waits for the
+//!    right one until the deadline.
 //! 2. When all ranks are there, rank 0 sends the member list with a new generation. The peers
 //!    (`peer.rs`) connect pairwise: the higher rank dials the lower (`pairing.rs`). Connections to
 //!    rank 0 are reused.
@@ -24,6 +25,7 @@ mod late_join;
 mod leader_search;
 mod limits;
 mod membership;
+mod mismatch;
 mod notice;
 mod pairing;
 mod peer;

@@ -4,13 +4,21 @@
 //! `fixed.rs` and `directory.rs` find rank 0, call this, and decide whether to retry.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
 
 use super::handshake::{Handshake, HandshakeError, Hello, MemberList, Message, shown_name, unexpected};
 use super::pairing::{self, Pairing};
+use super::refusal::Refusal;
 use super::{GRACE, JoinContext, Joined, PAIRING_TIMEOUT};
-use crate::error::CommError;
+use crate::error::{CommError, shown_line};
 use crate::secret::Credentials;
 use crate::socket;
+
+/// How long a rank retries if another process has its number: perhaps its own previous process,
+/// whose connection rank 0 still takes for alive.
+const TAKEN_LIMIT: Duration = Duration::from_secs(5);
+/// The longest text of rank 0 that is logged.
+const WAITING_LIMIT_BYTES: usize = 1 << 14;
 
 /// How joining failed.
 pub(super) enum JoinFailure {
@@ -45,11 +53,33 @@ pub(super) fn join(
     rank0.send(&hello(context, announced)).map_err(JoinFailure::Early)?;
     tracing::info!("reached rank 0 ({}); waiting for the other ranks", rank0.peer());
     rank0.set_timeout(options.join + GRACE);
-    let member_list = match rank0.receive().map_err(JoinFailure::Early)? {
-        Message::MemberList(list) => checked(list, context).map_err(JoinFailure::Early)?,
-        other => return Err(JoinFailure::Early(unexpected("member list", &other))),
+    let member_list = loop {
+        match rank0.receive().map_err(JoinFailure::Early)? {
+            Message::MemberList(list) => break checked(list, context).map_err(JoinFailure::Early)?,
+            Message::Waiting(why) => {
+                tracing::warn!("rank 0 rejected a process: {}", shown_line(&why, WAITING_LIMIT_BYTES));
+            }
+            other => return Err(JoinFailure::Early(unexpected("member list", &other))),
+        }
     };
     Ok(pair_and_start(context, rank0, member_list, listener, credentials, ip)?)
+}
+
+/// Decides whether a rank whose number is taken retries. Time is an argument.
+#[derive(Clone, Default)]
+pub(super) struct TakenRetry {
+    since: Option<Instant>,
+}
+
+impl TakenRetry {
+    /// Whether `error` says that the number is taken, and it has not been for long.
+    pub(super) fn may_retry(&mut self, error: &HandshakeError, now: Instant) -> bool {
+        if !matches!(error, HandshakeError::RefusedUs(Refusal::RankTaken { .. })) {
+            self.since = None;
+            return false;
+        }
+        now.duration_since(*self.since.get_or_insert(now)) < TAKEN_LIMIT
+    }
 }
 
 pub(super) fn hello(context: &JoinContext<'_>, listener: Option<SocketAddr>) -> Message {
@@ -124,4 +154,23 @@ fn checked(mut list: MemberList, context: &JoinContext<'_>) -> Result<MemberList
         member.name = shown_name(&member.name);
     }
     Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_number_is_retried_for_a_few_seconds() {
+        let taken = || {
+            let (name, address) = ("beta".to_owned(), "10.0.0.1:9".to_owned());
+            HandshakeError::RefusedUs(Refusal::RankTaken { rank: 1, name, address })
+        };
+        let (start, mut retry) = (Instant::now(), TakenRetry::default());
+        let mut after = |error, seconds| retry.may_retry(&error, start + Duration::from_secs(seconds));
+        assert_eq!([0, 4, 5, 60].map(|seconds| after(taken(), seconds)), [true, true, false, false]);
+        // After another outcome the time counts again.
+        assert!(!after(HandshakeError::Closed, 70));
+        assert!(after(taken(), 80));
+    }
 }

@@ -63,15 +63,15 @@ pub(super) fn join(
             };
         }
         Err(refusal) => {
-            membership.cancel(&refusal, &acceptor);
+            membership.cancel(&refusal);
             return Err(refusal.into_error("rank 0"));
         }
     }
     // The member list is final: later ranks are refused.
     let late_join = LateJoin::start(acceptor, membership.take_reject_log(), context.world, files)?;
     let random = random().map_err(|source| CommError::System { what: "provide random numbers", reason: source })?;
-    // 0 means "no group yet".
-    let generation = u64::from_le_bytes(random).max(1);
+    // 0 means "no group yet". Later generations count up from here.
+    let generation = (u64::from_le_bytes(random) >> 1).max(1);
     match membership.start(generation) {
         Ok(()) => Ok(Some(membership.into_joined(generation, late_join))),
         Err(refusal) => {

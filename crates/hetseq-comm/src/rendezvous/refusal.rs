@@ -8,22 +8,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{CommError, shown, shown_line};
-use crate::identity::Difference;
+use super::mismatch::{Mismatch, Reader};
+use crate::error::{CommError, Rejections, shown, shown_line};
 use crate::secret::{ADVICE, SecretKind};
 
 /// Values and reasons longer than this are cut when shown.
 const SHOWN_BYTES: usize = 4096;
-
-/// The reader of a refusal that names two ranks, so that the text can say "here".
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Reader {
-    Rank0,
-    /// The rank that differs from rank 0.
-    Other,
-    /// A third rank.
-    Bystander,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Refusal {
@@ -52,14 +42,8 @@ pub(super) enum Refusal {
         theirs: u8,
         ours: u8,
     },
-    /// A rank differs from rank 0, so the run is cancelled for all.
-    Mismatch {
-        rank0_name: String,
-        rank: Option<u64>,
-        name: String,
-        differences: Vec<Difference>,
-        reader: Reader,
-    },
+    /// The rank differs from rank 0.
+    Mismatch(Mismatch),
     /// Some ranks never joined, so the run is cancelled for those that did.
     Missing {
         ranks: Vec<u64>,
@@ -67,6 +51,8 @@ pub(super) enum Refusal {
         rendezvous: String,
         waited: Duration,
         notes: Vec<String>,
+        /// Ranks that were refused because they differ: almost always the cause.
+        refused: Box<[Mismatch]>,
     },
     /// The group exists and accepts no more ranks.
     AlreadyStarted {
@@ -85,10 +71,12 @@ pub(super) enum Refusal {
 
 impl Refusal {
     /// Returns the same refusal, worded for another reader.
-    pub(super) fn for_reader(&self, new_reader: Reader) -> Refusal {
+    pub(super) fn for_reader(&self, reader: Reader) -> Refusal {
         let mut refusal = self.clone();
-        if let Refusal::Mismatch { reader, .. } = &mut refusal {
-            *reader = new_reader;
+        match &mut refusal {
+            Refusal::Mismatch(mismatch) => mismatch.reader = reader,
+            Refusal::Missing { refused, .. } => refused.iter_mut().for_each(|mismatch| mismatch.reader = reader),
+            _ => {}
         }
         refusal
     }
@@ -106,21 +94,16 @@ impl Refusal {
             | Refusal::AlreadyStarted { .. }
             | Refusal::Moved
             | Refusal::Protocol { .. } => refused(&self.reason()),
-            Refusal::Mismatch { rank0_name, rank, name, differences, reader } => {
-                let named = |rank: Option<u64>, name: &str| match rank {
-                    Some(rank) => format!("rank {rank} ({})", shown_line(name, SHOWN_BYTES)),
-                    None => shown_line(name, SHOWN_BYTES),
-                };
-                let (rank0, other) = (named(Some(0), &rank0_name), named(rank, &name));
-                let described = |difference: &Difference| describe(difference, &rank0, &other, reader);
-                CommError::Mismatch { differences: differences.iter().map(described).collect() }
-            }
-            Refusal::Missing { ranks, world, rendezvous, waited, notes } => CommError::Missing {
+            Refusal::Mismatch(mismatch) => CommError::Mismatch { differences: mismatch.lines() },
+            Refusal::Missing { ranks, world, rendezvous, waited, notes, refused } => CommError::Missing {
                 ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
                 world: world as usize,
                 rendezvous: shown_line(&rendezvous, SHOWN_BYTES),
                 waited,
-                notes: notes.iter().map(|note| shown_line(note, SHOWN_BYTES)).collect(),
+                rejections: Box::new(Rejections {
+                    differences: refused.iter().flat_map(Mismatch::lines).collect(),
+                    notes: notes.iter().map(|note| shown_line(note, SHOWN_BYTES)).collect(),
+                }),
             },
             Refusal::Failed { rank, name, reason } => CommError::Rendezvous {
                 with: format!("rank {rank} ({})", shown_line(&name, SHOWN_BYTES)),
@@ -139,7 +122,7 @@ impl Refusal {
             Refusal::Encryption { .. } => "different comm.encrypt",
             Refusal::OtherGroup => "different run",
             Refusal::Protocol { .. } => "different protocol version",
-            Refusal::Mismatch { .. } => "different configuration",
+            Refusal::Mismatch(_) => "different configuration",
             Refusal::Missing { .. } => "missing ranks",
             Refusal::AlreadyStarted { .. } => "too late",
             Refusal::Moved => "moved",
@@ -186,7 +169,7 @@ impl Refusal {
                 elapsed(*seconds_ago)
             ),
             Refusal::Moved => "the ranks join another rank 0 now".to_owned(),
-            Refusal::Mismatch { .. } => "its configuration, data or build differs from rank 0's".to_owned(),
+            Refusal::Mismatch(_) => "its configuration, data or build differs from rank 0's".to_owned(),
             Refusal::Missing { .. } => "not all ranks joined".to_owned(),
             Refusal::Failed { .. } => "another rank failed".to_owned(),
         }
@@ -199,22 +182,6 @@ fn elapsed(seconds: u64) -> String {
     let fitting = units.into_iter().find(|(length, _)| seconds >= 2 * length);
     let (length, unit) = fitting.unwrap_or((1, "s"));
     format!("{} {unit}", seconds / length)
-}
-
-/// `optim.lr: 0.1 here, 0.2 on rank 1 (beta)`: the reader's own side first, called "here".
-fn describe(difference: &Difference, rank0: &str, other: &str, reader: Reader) -> String {
-    let side = |value: &Option<String>, name: &str, is_here: bool| {
-        let value = value.as_deref().map_or("absent".to_owned(), |v| shown(v, SHOWN_BYTES));
-        if is_here { format!("{value} here") } else { format!("{value} on {name}") }
-    };
-    let on_rank0 = side(&difference.on_zero, rank0, reader == Reader::Rank0);
-    let on_other = side(&difference.on_other, other, reader == Reader::Other);
-    let key = shown(&difference.key, SHOWN_BYTES);
-    if reader == Reader::Other {
-        format!("{key}: {on_other}, {on_rank0}")
-    } else {
-        format!("{key}: {on_rank0}, {on_other}")
-    }
 }
 
 #[cfg(test)]
@@ -231,34 +198,5 @@ mod tests {
     fn peer_text_cannot_add_a_line_to_a_log() {
         let taken = |text: &str| Refusal::RankTaken { rank: 1, name: text.to_owned(), address: text.to_owned() };
         assert_eq!(taken("beta\nrank 2: all is well").reason().lines().count(), 1);
-    }
-
-    #[test]
-    fn a_difference_is_worded_for_its_reader() {
-        let refusal = |rank| Refusal::Mismatch {
-            rank0_name: "alpha".into(),
-            rank,
-            name: "beta".into(),
-            differences: vec![
-                Difference { key: "optim.lr".into(), on_zero: Some("0.1".into()), on_other: Some("0.2".into()) },
-                Difference { key: "data".into(), on_zero: None, on_other: Some("ff".into()) },
-            ],
-            reader: Reader::Rank0,
-        };
-        let seen_by = |rank, reader| match refusal(rank).for_reader(reader).into_error("rank 0") {
-            CommError::Mismatch { differences } => differences,
-            other => panic!("{other}"),
-        };
-        assert_eq!(
-            seen_by(Some(1), Reader::Rank0),
-            ["optim.lr: 0.1 here, 0.2 on rank 1 (beta)", "data: absent here, ff on rank 1 (beta)"]
-        );
-        assert_eq!(
-            seen_by(Some(1), Reader::Other),
-            ["optim.lr: 0.2 here, 0.1 on rank 0 (alpha)", "data: ff here, absent on rank 0 (alpha)"]
-        );
-        let bystander = &seen_by(Some(1), Reader::Bystander)[0];
-        assert_eq!(bystander, "optim.lr: 0.1 on rank 0 (alpha), 0.2 on rank 1 (beta)");
-        assert_eq!(seen_by(None, Reader::Rank0)[0], "optim.lr: 0.1 here, 0.2 on beta");
     }
 }

@@ -38,6 +38,10 @@ fn dial(port: u16) -> TcpStream {
 
 /// Authenticates with rank 0 as `rank` and sends a hello with `hello_rank`.
 fn join_by_hand(rank: usize, hello_rank: u64, world: u64, port: u16) -> Handshake {
+    join_with_identity(rank, hello_rank, world, port, Identity::new())
+}
+
+fn join_with_identity(rank: usize, hello_rank: u64, world: u64, port: u16, identity: Identity) -> Handshake {
     let mut handshake = Handshake::new(dial(port), HANDSHAKE_TIMEOUT).unwrap();
     auth::dial(
         &mut handshake,
@@ -51,7 +55,7 @@ fn join_by_hand(rank: usize, hello_rank: u64, world: u64, port: u16) -> Handshak
         name: format!("raw{rank}"),
         listener: Some("127.0.0.1:9".parse().unwrap()),
         timing: HeartbeatTiming::new(Duration::from_secs(60)),
-        identity: Identity::new(),
+        identity,
     };
     handshake.send(&Message::Hello(hello)).unwrap();
     handshake
@@ -82,6 +86,48 @@ fn a_restarted_rank_replaces_its_old_connection() {
     let ranks = [zero, join(1, 3, port), join(2, 3, port)];
     let groups = ranks.map(|rank| rank.join().unwrap().unwrap());
     assert_eq!(groups[0].host(1), "host1");
+}
+
+#[test]
+fn a_restarted_rank_waits_until_its_old_connection_is_closed() {
+    let port = free_port();
+    let zero = join(0, 3, port);
+    let first_process = join_by_hand(1, 1, 3, port);
+    sleep(Duration::from_millis(200));
+    let restarted = join(1, 3, port);
+    // As if rank 0's system had not noticed yet that the process is gone.
+    sleep(Duration::from_secs(1));
+    drop(first_process);
+    let ranks = [zero, restarted, join(2, 3, port)];
+    let groups = ranks.map(|rank| rank.join().unwrap().unwrap());
+    assert_eq!(groups[0].host(1), "host1");
+}
+
+#[test]
+fn waiting_ranks_are_told_which_rank_was_refused_and_why() {
+    let port = free_port();
+    let zero = join(0, 4, port);
+    let mut early = join_by_hand(2, 2, 4, port);
+    sleep(Duration::from_millis(200));
+    for _ in 0..2 {
+        let mut wrong = join_with_identity(1, 1, 4, port, Identity::new().with("seed", 7));
+        assert!(matches!(wrong.receive(), Err(HandshakeError::RefusedUs(refusal::Refusal::Mismatch(_)))));
+    }
+    let mut late = join_by_hand(3, 3, 4, port);
+    let reason = "rank 1 (raw1) differs from rank 0: seed: absent on rank 0 (host0), 7 on rank 1 (raw1); waiting up to";
+    for waiting in [&mut early, &mut late] {
+        match waiting.receive().unwrap() {
+            Message::Waiting(text) => assert!(text.starts_with(reason), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    // The right one is not told about itself, and the others get no second message.
+    let mut right = join_by_hand(1, 1, 4, port);
+    for rank in [&mut right, &mut early, &mut late] {
+        assert_eq!(member_list(rank).members.len(), 4);
+    }
+    drop(right);
+    zero.join().unwrap().unwrap_err();
 }
 
 #[test]
@@ -139,7 +185,7 @@ fn a_started_rank_is_aborted_if_another_cannot_get_the_start() {
     sleep(Duration::from_millis(300));
     one.send(&Message::Ready).unwrap();
     assert_eq!(one.receive().unwrap(), Message::Start);
-    let accept = Accept { generation, limit_bytes: 4096 };
+    let accept = Accept::only(generation, 4096);
     let frame = read_frame(&mut one.into_connection().socket, accept).unwrap();
     let reason = String::from_utf8(frame.payload.to_vec()).unwrap();
     assert_eq!(frame.kind, FrameKind::Abort, "{reason}");

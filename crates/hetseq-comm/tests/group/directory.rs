@@ -206,23 +206,50 @@ fn an_error_without_a_leader_names_the_directory() {
 fn identities_are_compared() {
     let dir = TempDir::new().unwrap();
     let with = |lr: f32| Identity::new().with("optim.lr", lr);
-    let first = join_as(rank_env(Some(0), 2, dir.path()), with(0.1), options(0));
-    let second = join_as(rank_env(None, 2, dir.path()), with(0.2), options(7));
-    let text = first.join().unwrap().unwrap_err().to_string();
-    assert!(text.contains("optim.lr: 0.1 here, 0.2 on host7"), "{text}");
-    let text = second.join().unwrap().unwrap_err().to_string();
-    assert!(text.contains("optim.lr: 0.2 here, 0.1 on rank 0 (host0)"), "{text}");
+    for has_right_one in [false, true] {
+        let join_s = Duration::from_secs(if has_right_one { 10 } else { 2 });
+        let first = Options { join: join_s, ..options(0) };
+        let first = join_as(rank_env(Some(0), 2, dir.path()), with(0.1), first);
+        let wrong = join_as(rank_env(Some(1), 2, dir.path()), with(0.2), options(7)).join().unwrap().unwrap_err();
+        let text = wrong.to_string();
+        assert!(matches!(wrong, CommError::Mismatch { .. }), "{text}");
+        assert!(text.contains("optim.lr: 0.2 here, 0.1 on rank 0 (host0)"), "{text}");
+        if has_right_one {
+            let right = join_as(rank_env(None, 2, dir.path()), with(0.1), options(7));
+            on_each(all_joined(vec![first, right]), Group::close);
+        } else {
+            let text = first.join().unwrap().unwrap_err().to_string();
+            assert!(text.contains("optim.lr: 0.1 here, 0.2 on rank 1 (host7)"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_process_with_another_secret_does_not_stop_the_others() {
+    let dir = TempDir::new().unwrap();
+    let with = |secret: &str| Options { secret: Secret::Given(secret.to_owned()), ..options(9) };
+    let wrong = Options { join: Duration::from_secs(3), ..with("badger-of-the-wood") };
+    // As rank 0 it has priority over all that have no rank.
+    let wrong = [Some(0), None].map(|rank| join(rank_env(rank, 3, dir.path()), wrong.clone()));
+    sleep(Duration::from_millis(300));
+    let right = [(); 2].map(|()| join(rank_env(None, 2, dir.path()), with("squirrel-of-the-park")));
+    on_each(all_joined(right.into()), Group::close);
+    for rank in wrong {
+        let text = rank.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains("of 3 did not join"), "{text}");
+    }
 }
 
 #[test]
 fn a_given_secret_replaces_that_of_the_notice_and_encryption_works() {
     let dir = TempDir::new().unwrap();
     let with = |secret: &str, encrypt| Options { secret: Secret::Given(secret.to_owned()), encrypt, ..options(9) };
+    let impatient = |options| Options { join: Duration::from_secs(1), ..options };
     let ranks = [(); 2].map(|()| join(rank_env(None, 2, dir.path()), with("squirrel-of-the-park", true)));
     on_each(all_joined(ranks.into()), Group::close);
     let zero = join(
         rank_env(Some(0), 2, dir.path()),
-        Options { join: Duration::from_secs(1), ..with("squirrel-of-the-park", false) },
+        Options { join: Duration::from_secs(6), ..with("squirrel-of-the-park", false) },
     );
     sleep(Duration::from_millis(200));
     for (other, expected) in [
@@ -230,7 +257,7 @@ fn a_given_secret_replaces_that_of_the_notice_and_encryption_works() {
         (with("squirrel-of-the-park", true), "comm.encrypt is true on the connecting rank"),
         (options(1), "HETSEQ_SECRET is set on the rank it connects to but not on the connecting rank"),
     ] {
-        let text = join(rank_env(Some(1), 2, dir.path()), other).join().unwrap().unwrap_err().to_string();
+        let text = join(rank_env(Some(1), 2, dir.path()), impatient(other)).join().unwrap().unwrap_err().to_string();
         assert!(text.contains(expected), "{text}");
     }
     zero.join().unwrap().unwrap_err();

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::thread::sleep;
+use std::thread::{sleep, spawn};
 use std::time::Duration;
 
 use hetseq_comm::{CommError, Group, Identity, Options, RankEnv, Rendezvous, Secret};
@@ -112,46 +112,64 @@ fn unknown_connections_do_not_prevent_the_start() {
     drop(silent);
 }
 
-#[test]
-fn a_differing_identity_stops_all_with_both_values() {
-    let port = free_port();
-    let identity = |lr: f32| Identity::new().with("optim.lr", lr).with("seed", 1);
-    let zero = join_as(rank_env(0, 3, HERE, port), identity(0.1), options(0));
-    let two = join_as(rank_env(2, 3, HERE, port), identity(0.1), options(2));
-    sleep(Duration::from_millis(200));
-    let one = join_as(rank_env(1, 3, HERE, port), identity(0.2).with("fp16", true), options(1));
-    let differences = [zero, one, two].map(|rank| match rank.join().unwrap() {
+fn identity(lr: f32) -> Identity {
+    Identity::new().with("optim.lr", lr).with("seed", 1)
+}
+
+fn differences(refused: Result<Group, CommError>) -> Vec<String> {
+    match refused {
         Err(CommError::Mismatch { differences }) => differences,
         other => panic!("{other:?}"),
-    });
+    }
+}
+
+#[test]
+fn a_rank_that_differs_is_refused_and_the_right_one_starts_the_run() {
+    let port = free_port();
+    let zero = join_as(rank_env(0, 4, HERE, port), identity(0.1), options(0));
+    let two = join_as(rank_env(2, 4, HERE, port), identity(0.1), options(2));
+    let wrong = join_as(rank_env(1, 4, HERE, port), identity(0.2).with("fp16", true), options(1));
     assert_eq!(
-        differences[0],
-        ["fp16: absent here, true on rank 1 (host1)", "optim.lr: 0.1 here, 0.2 on rank 1 (host1)"]
+        differences(wrong.join().unwrap()),
+        ["fp16: true here, absent on rank 0 (host0)", "optim.lr: 0.2 here, 0.1 on rank 0 (host0)"]
     );
-    assert_eq!(differences[1][1], "optim.lr: 0.2 here, 0.1 on rank 0 (host0)");
-    assert_eq!(differences[2][1], "optim.lr: 0.1 on rank 0 (host0), 0.2 on rank 1 (host1)");
+    // A rank of another run that still has this address.
+    let stale = join_as(rank_env(7, 8, HERE, port), identity(0.1), options(7));
+    assert_eq!(differences(stale.join().unwrap()), ["world size: 8 here, 4 on rank 0 (host0)"]);
+    let late = join_as(rank_env(3, 4, HERE, port), identity(0.1), options(3));
+    sleep(Duration::from_millis(300));
+    assert!(!zero.is_finished() && !two.is_finished() && !late.is_finished());
+    let right = join_as(rank_env(1, 4, HERE, port), identity(0.1), options(1));
+    let groups = [zero, right, two, late].map(|rank| rank.join().unwrap().unwrap());
+    on_each(groups.into(), |mut group: Group| {
+        group.barrier().unwrap();
+        group.close();
+    });
 }
 
 #[test]
-fn a_late_rank_still_gets_the_reason_of_a_cancelled_run() {
+fn the_error_about_a_missing_rank_names_all_differences_of_refused_ones() {
     let port = free_port();
-    let zero = join_as(rank_env(0, 3, HERE, port), Identity::new().with("a", 1), options(0));
-    let one = join_as(rank_env(1, 3, HERE, port), Identity::new().with("a", 2), options(1));
-    assert!(matches!(one.join().unwrap(), Err(CommError::Mismatch { .. })));
-    let two = join_as(rank_env(2, 3, HERE, port), Identity::new().with("a", 1), options(2));
-    assert!(matches!(two.join().unwrap(), Err(CommError::Mismatch { .. })));
-    assert!(matches!(zero.join().unwrap(), Err(CommError::Mismatch { .. })));
-}
-
-#[test]
-fn a_differing_world_stops_all() {
-    let port = free_port();
-    let zero = join(rank_env(0, 2, HERE, port), options(0));
-    let one = join(rank_env(3, 4, HERE, port), options(3));
-    let text = zero.join().unwrap().unwrap_err().to_string();
-    assert!(text.contains("world size: 2 here, 4 on rank 3 (host3)"), "{text}");
-    let text = one.join().unwrap().unwrap_err().to_string();
-    assert!(text.contains("world size: 4 here, 2 on rank 0 (host0)"), "{text}");
+    // More than fits into a log line.
+    let with_keys = |value: usize| (0..60).fold(Identity::new(), |all, key| all.with(format!("key{key:02}"), value));
+    let long = 10usize.pow(18);
+    let zero = join_as(rank_env(0, 4, HERE, port), with_keys(long), impatient(0, 3_000));
+    let two = join_as(rank_env(2, 4, HERE, port), with_keys(long), options(2));
+    let wrong = join_as(rank_env(1, 4, HERE, port), with_keys(2 * long), options(1));
+    assert_eq!(differences(wrong.join().unwrap()).len(), 60);
+    // Rank 3 comes back with the right values, so its first attempt is not the cause.
+    let refused = join_as(rank_env(3, 4, HERE, port), with_keys(3), options(3));
+    assert_eq!(differences(refused.join().unwrap()).len(), 60);
+    let three = join_as(rank_env(3, 4, HERE, port), with_keys(long), options(3));
+    for (rank, on_rank0) in [(zero, "here"), (two, "on rank 0 (host0)"), (three, "on rank 0 (host0)")] {
+        let error = rank.join().unwrap().unwrap_err();
+        let text = error.to_string();
+        let CommError::Missing { ranks, rejections, .. } = error else { panic!("{text}") };
+        assert_eq!((ranks, rejections.differences.len()), (vec![1], 60), "{text}");
+        assert!(text.starts_with("rank 1 of 4 did not join at tcp://127.0.0.1:"), "{text}");
+        let last = format!("key59: {long} {on_rank0}, {} on rank 1 (host1)\nGive every rank the same", 2 * long);
+        assert!(text.contains(&last) && !text.contains("host3") && !text.contains("firewall"), "{text}");
+    }
 }
 
 #[test]
@@ -160,7 +178,7 @@ fn a_duplicate_rank_is_refused_and_the_run_starts() {
     let zero = join(rank_env(0, 3, HERE, port), options(0));
     let one = join(rank_env(1, 3, HERE, port), options(1));
     sleep(Duration::from_millis(300));
-    let duplicate = join(rank_env(1, 3, HERE, port), options(9)).join().unwrap().unwrap_err();
+    let duplicate = join(rank_env(1, 3, HERE, port), impatient(9, 1_000)).join().unwrap().unwrap_err();
     let text = duplicate.to_string();
     assert!(matches!(duplicate, CommError::Refused { .. }), "{text}");
     assert!(text.contains("rank 1 is already taken by host1 (127.0.0.1:"), "{text}");
@@ -209,11 +227,38 @@ fn no_process_at_the_address() {
 fn another_program_at_the_address() {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let one = join(rank_env(1, 2, HERE, port), options(1));
-    let (mut stream, _) = listener.accept().unwrap();
-    stream.write_all(b"220 mail.example.org ESMTP Postfix (Debian/GNU)\r\n").unwrap();
-    let text = one.join().unwrap().unwrap_err().to_string();
-    assert!(text.contains("not the hetseq protocol"), "{text}");
+    let one = join(rank_env(1, 2, HERE, port), impatient(1, 1_500));
+    // The program ends after two connections. The error still says what answered before.
+    spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok).take(2) {
+            stream.write_all(b"220 mail.example.org ESMTP Postfix (Debian/GNU)\r\n").unwrap();
+        }
+    });
+    let error = one.join().unwrap().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, CommError::Unreachable { .. }), "{text}");
+    assert!(text.contains("within 1.5 s") && text.contains("not the hetseq protocol"), "{text}");
+}
+
+#[test]
+fn a_rank_waits_until_an_earlier_run_leaves_the_address() {
+    let new = |rank| with_secret(rank, Some("squirrel-of-the-park"));
+    let short = |options| Options { join: Duration::from_millis(1_500), ..options };
+    for old in [
+        with_secret(0, Some("badger-of-the-wood")),
+        with_secret(0, None),
+        Options { encrypt: true, ..with_secret(0, Some("squirrel-of-the-park")) },
+    ] {
+        let port = free_port();
+        let old = join(rank_env(0, 2, HERE, port), short(old));
+        sleep(Duration::from_millis(200));
+        let one = join(rank_env(1, 2, HERE, port), new(1));
+        let text = old.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains("Rejected while waiting: 127.0.0.1:"), "{text}");
+        let zero = join(rank_env(0, 2, HERE, port), new(0));
+        zero.join().unwrap().unwrap();
+        one.join().unwrap().unwrap();
+    }
 }
 
 #[test]
@@ -238,7 +283,8 @@ fn a_wrong_or_missing_secret_is_refused_and_the_run_starts() {
     ] {
         let port = free_port();
         let zero = join(rank_env(0, 2, HERE, port), with_secret(0, ours));
-        let wrong = join(rank_env(1, 2, HERE, port), with_secret(1, theirs));
+        let wrong = Options { join: Duration::from_secs(1), ..with_secret(1, theirs) };
+        let wrong = join(rank_env(1, 2, HERE, port), wrong);
         let error = wrong.join().unwrap().unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, CommError::Refused { .. }), "{text}");
@@ -251,11 +297,15 @@ fn a_wrong_or_missing_secret_is_refused_and_the_run_starts() {
 
 #[test]
 fn encryption_on_one_side_only_is_named_on_both() {
-    let encrypted = |rank, encrypt| Options { encrypt, ..with_secret(rank, Some("squirrel-of-the-park")) };
+    let within = |seconds, rank, encrypt| Options {
+        encrypt,
+        join: Duration::from_secs(seconds),
+        ..with_secret(rank, Some("squirrel-of-the-park"))
+    };
     for [zero, one] in [[true, false], [false, true]] {
         let port = free_port();
-        let first = join(rank_env(0, 2, HERE, port), Options { join: Duration::from_secs(1), ..encrypted(0, zero) });
-        let text = join(rank_env(1, 2, HERE, port), encrypted(1, one)).join().unwrap().unwrap_err().to_string();
+        let first = join(rank_env(0, 2, HERE, port), within(3, 0, zero));
+        let text = join(rank_env(1, 2, HERE, port), within(1, 1, one)).join().unwrap().unwrap_err().to_string();
         let expected = format!("comm.encrypt is {one} on the connecting rank and {zero} on the rank it connects to");
         assert!(text.contains(&expected), "{text}");
         let text = first.join().unwrap().unwrap_err().to_string();
@@ -271,8 +321,8 @@ fn a_wrong_secret_is_refused_with_encryption() {
     let encrypted = |rank, secret| Options { encrypt: true, ..with_secret(rank, Some(secret)) };
     let port = free_port();
     let zero = join(rank_env(0, 2, HERE, port), encrypted(0, "squirrel-of-the-park"));
-    let text =
-        join(rank_env(1, 2, HERE, port), encrypted(1, "badger-of-the-wood")).join().unwrap().unwrap_err().to_string();
+    let wrong = Options { join: Duration::from_secs(1), ..encrypted(1, "badger-of-the-wood") };
+    let text = join(rank_env(1, 2, HERE, port), wrong).join().unwrap().unwrap_err().to_string();
     assert!(text.contains("the shared secrets differ"), "{text}");
     let one = join(rank_env(1, 2, HERE, port), encrypted(1, "squirrel-of-the-park"));
     zero.join().unwrap().unwrap();
@@ -284,7 +334,8 @@ fn the_error_about_a_missing_rank_lists_rejected_connections() {
     let port = free_port();
     let zero_options = Options { secret: Secret::Given("squirrel-of-the-park".into()), ..impatient(0, 3_000) };
     let zero = join(rank_env(0, 2, HERE, port), zero_options);
-    join(rank_env(1, 2, HERE, port), with_secret(1, Some("badger-of-the-wood"))).join().unwrap().unwrap_err();
+    let wrong = Options { join: Duration::from_secs(1), ..with_secret(1, Some("badger-of-the-wood")) };
+    join(rank_env(1, 2, HERE, port), wrong).join().unwrap().unwrap_err();
     let text = zero.join().unwrap().unwrap_err().to_string();
     assert!(text.contains("rank 1 of 2 did not join"), "{text}");
     assert!(text.contains("Rejected while waiting: ") && text.contains("secrets differ"), "{text}");

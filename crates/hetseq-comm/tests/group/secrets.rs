@@ -87,19 +87,21 @@ fn a_rank_that_does_not_see_the_directory_gets_advice() {
 }
 
 #[test]
-fn a_secret_set_on_some_ranks_only_is_reported_at_once() {
+fn a_secret_set_on_some_ranks_only_is_reported() {
     let given = |rank| Options { secret: Secret::Given("squirrel-of-the-park".to_owned()), ..options(rank) };
     let dir = TempDir::new().unwrap();
     let port = free_port();
-    let zero = join(rank_env(0, 2, HERE, port), impatient(in_directory(0, dir.path())));
-    let text = join(rank_env(1, 2, HERE, port), given(1)).join().unwrap().unwrap_err().to_string();
+    let patient = |options| Options { join: Duration::from_secs(3), ..options };
+    let zero = join(rank_env(0, 2, HERE, port), patient(in_directory(0, dir.path())));
+    let text = join(rank_env(1, 2, HERE, port), impatient(given(1))).join().unwrap().unwrap_err().to_string();
     assert!(text.contains("HETSEQ_SECRET is set on the connecting rank but not on the rank it connects to"), "{text}");
     let text = zero.join().unwrap().unwrap_err().to_string();
     assert!(text.contains("HETSEQ_SECRET is set on the connecting rank"), "{text}");
 
     let port = free_port();
-    let zero = join(rank_env(0, 2, HERE, port), impatient(given(0)));
-    let text = join(rank_env(1, 2, HERE, port), in_directory(1, dir.path())).join().unwrap().unwrap_err().to_string();
+    let zero = join(rank_env(0, 2, HERE, port), patient(given(0)));
+    let one = join(rank_env(1, 2, HERE, port), impatient(in_directory(1, dir.path())));
+    let text = one.join().unwrap().unwrap_err().to_string();
     assert!(text.contains("HETSEQ_SECRET is set on the rank it connects to but not on the connecting rank"), "{text}");
     zero.join().unwrap().unwrap_err();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a file was left");
