@@ -16,13 +16,14 @@ use super::Algorithm;
 use super::direct::Direct;
 use super::own_contribution::{Awaiting, Contribution, Fault, OwnContribution};
 use super::ring::Ring;
+use super::sum_buffers::SumBuffers;
 
 /// The result of [`crate::Group::all_reduce`].
 #[derive(Clone, Debug)]
 pub struct Summed {
     /// The notes of all ranks, in rank order.
     pub notes: Vec<Vec<u8>>,
-    /// The sum, in the memory of this rank's contribution.
+    /// The sum.
     pub data: Vec<f32>,
     /// Time asleep since this rank contributed, waiting for other ranks or for links.
     pub waited: Duration,
@@ -36,16 +37,19 @@ pub(crate) fn all_reduce<E: From<CommError>>(
     shards: &Shards,
     wire_format: WireFormat,
     algorithm: Algorithm,
+    buffers: &mut SumBuffers,
     contribution: impl FnMut() -> Result<Option<Contribution>, E>,
 ) -> Result<Summed, E> {
+    buffers.recycle();
     let own = OwnContribution::new(contribution, shards.len());
     // A single rank has the sum already, and nothing is sent that would need rounding.
     let is_direct = mesh.world() > 1 && algorithm.choose(wire_format, shards) == Algorithm::Direct;
     let summed = mesh.run(FrameKind::AllReduce, |mesh, step| {
         if is_direct {
-            let mut direct = Direct::new(mesh, shards, Codec::new(wire_format, shards.len()), own);
+            let mut direct = Direct::new(mesh, shards, Codec::new(wire_format, shards.len()), own, buffers);
             mesh.drive(step, &mut direct)?;
-            return Ok((direct.take_notes(), direct.data, direct.own.ready));
+            let (notes, ready) = (direct.take_notes(), direct.own.ready);
+            return Ok((notes, buffers.take_sum(), ready));
         }
         let mut awaiting = Awaiting { rank: mesh.rank, own, data: Vec::new(), note: Vec::new() };
         mesh.drive(step, &mut awaiting)?;
@@ -56,6 +60,10 @@ pub(crate) fn all_reduce<E: From<CommError>>(
         Fault::Group(error) => error.into(),
     })?;
     if !is_direct {
+        if mesh.world() > 1 {
+            // The ring adds in place.
+            buffers.own = Some(data.clone());
+        }
         notes = super::all_gather_bytes(mesh, &notes[0])?;
         mesh.run(FrameKind::AllReduce, |mesh, step| mesh.drive(step, &mut Ring::new(mesh, &mut data, shards)))?;
     }

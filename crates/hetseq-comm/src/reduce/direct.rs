@@ -9,7 +9,8 @@
 //! No rank waits for another to start. A rank that is done sends. One that still computes receives
 //! contributions to its part and adds up those of lower ranks; those of higher ranks must wait for
 //! its own. A rank that has everything it needs returns and leaves what others have not received
-//! yet in the queues of its links.
+//! yet in the queues of its links. Its contribution stays as it was: if a rank is lost, the others
+//! still have theirs.
 //!
 //! Two ranks send each other, in this order: the contributions to the peer's part, the results of
 //! their own part, the note. A result is sent as soon as its piece is complete, while later
@@ -31,17 +32,18 @@ use super::ALL_GATHER_LIMIT_BYTES;
 use super::chunks::Chunks;
 use super::own_contribution::{Contribution, Fault, NewParts, OwnContribution};
 use super::pieces::{self, Results};
+use super::sum_buffers::SumBuffers;
 
 /// More than are received at a time, so that buffered pieces are added while more arrive.
 const ADDED_AT_ONCE: usize = 2;
 
 /// The exchange of the direct algorithm.
-pub(super) struct Direct<F> {
+pub(super) struct Direct<'a, F> {
     rank: usize,
     codec: Codec,
     pub(super) own: OwnContribution<F>,
-    /// This rank's values, once it has contributed; they become the sum in place.
-    pub(super) data: Vec<f32>,
+    /// This rank's values, once it has contributed, and the sum.
+    buffers: &'a mut SumBuffers,
     /// The note in frames, for all peers; empty until it is ready.
     note: Vec<Arc<Payload>>,
     /// Per rank: the pieces of its part.
@@ -77,8 +79,15 @@ struct Peer {
     received: usize,
 }
 
-impl<F> Direct<F> {
-    pub(super) fn new(mesh: &Mesh, shards: &Shards, codec: Codec, own: OwnContribution<F>) -> Direct<F> {
+impl<'a, F> Direct<'a, F> {
+    pub(super) fn new(
+        mesh: &Mesh,
+        shards: &Shards,
+        codec: Codec,
+        own: OwnContribution<F>,
+        buffers: &'a mut SumBuffers,
+    ) -> Direct<'a, F> {
+        buffers.sum.resize(shards.len(), 0.0);
         let (rank, world) = (mesh.rank, mesh.world());
         let chunks: Vec<Chunks> = (0..world).map(|owner| Chunks::of(shards.of(owner), shards.len(), world)).collect();
         // Keep the memory of this update for the next: allocating costs more than adding.
@@ -87,7 +96,7 @@ impl<F> Direct<F> {
             rank,
             codec,
             own,
-            data: Vec::new(),
+            buffers,
             note: Vec::new(),
             chunks,
             peers: (0..world).map(|_| Peer::default()).collect(),
@@ -112,7 +121,7 @@ impl<F> Direct<F> {
         self.added[self.added.len() - 1]
     }
 
-    fn others(&self) -> impl Iterator<Item = usize> + use<F> {
+    fn others(&self) -> impl Iterator<Item = usize> + use<'a, F> {
         pieces::others(self.rank, self.peers.len())
     }
 
@@ -144,7 +153,7 @@ impl<F> Direct<F> {
         let (payload, last) = if given < to_give {
             self.peers[peer].given += 1;
             let range = self.chunks[peer].get(given);
-            (pieces::encode(mesh, self.codec, &self.data, &range), self.chunks[peer].is_last(given))
+            (pieces::encode(mesh, self.codec, self.buffers.own(), &range), self.chunks[peer].is_last(given))
         } else if returned < self.complete() {
             self.peers[peer].returned += 1;
             (self.result(mesh, returned), self.chunks[self.rank].is_last(returned))
@@ -159,7 +168,7 @@ impl<F> Direct<F> {
     /// Returns a result of this rank's part, encoded once for all peers that are about as far.
     fn result(&mut self, mesh: &Mesh, index: usize) -> Arc<Payload> {
         let range = self.chunks[self.rank].get(index);
-        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.data, &range))
+        self.encoded.get(index, || pieces::encode(mesh, self.codec, &self.buffers.sum, &range))
     }
 
     /// Takes the next frame of `peer`, if one has arrived that this rank can use now.
@@ -196,12 +205,11 @@ impl<F> Direct<F> {
         let Peer { given, received, .. } = self.peers[peer];
         let range = self.chunks[peer].get(received);
         if received >= given {
-            // This cannot be the sum yet, and would overwrite what this rank has still to
-            // contribute.
+            // This cannot be the sum yet.
             let sent = format!("the result of values {range:?}");
             return Err(mesh.wrong_size(step, peer, sent, "no result before our contribution".to_owned()));
         }
-        let values = &mut self.data[range.clone()];
+        let values = &mut self.buffers.sum[range.clone()];
         self.codec.decode(&range, payload, values, |to, value| *to = value);
         self.peers[peer].received += 1;
         Ok(())
@@ -219,15 +227,25 @@ impl<F> Direct<F> {
         let range = self.chunks[self.rank].get(index);
         let (copy, add) = (|to: &mut f32, value| *to = value, |to: &mut f32, value| *to += value);
         if rank == self.rank {
-            if let Some(sum) = self.sums.pop_front() {
+            let (own, sum) = self.buffers.both(&range);
+            match self.sums.pop_front() {
                 // `a + b` has the same bits as `b + a`.
-                self.data[range.clone()].iter_mut().zip(&sum).for_each(|(own, before)| *own += before);
-                mesh.pool.give_sum(sum);
+                Some(before) => {
+                    sum.iter_mut().zip(own).zip(&before).for_each(|((sum, own), before)| *sum = own + before);
+                    mesh.pool.give_sum(before);
+                }
+                None if self.rank == 0 => sum.copy_from_slice(own),
+                // On rank 1 it is there already.
+                None => {}
             }
         } else {
             let Some(payload) = self.peers[rank].pending.pop_front() else { return false };
             if in_place {
-                self.codec.decode(&range, &payload, &mut self.data[range.clone()], add);
+                let (own, sum) = self.buffers.both(&range);
+                if rank < self.rank {
+                    sum.copy_from_slice(own);
+                }
+                self.codec.decode(&range, &payload, sum, add);
             } else if rank == 0 {
                 // Copied: adding it to zero would turn -0.0 into 0.0.
                 let mut sum = mesh.pool.take_sum(range.len());
@@ -239,7 +257,7 @@ impl<F> Direct<F> {
         }
         self.added[rank] += 1;
         if self.added.len() == rank + 1 {
-            self.codec.round(&range, &mut self.data[range.clone()]);
+            self.codec.round(&range, &mut self.buffers.sum[range.clone()]);
         }
         true
     }
@@ -275,7 +293,7 @@ impl<F> Direct<F> {
     }
 }
 
-impl<F, E> Exchange for Direct<F>
+impl<F, E> Exchange for Direct<'_, F>
 where
     F: FnMut() -> Result<Option<Contribution>, E>,
 {
@@ -287,7 +305,7 @@ where
         let NewParts { data, note } = self.own.poll(mesh)?;
         moved |= data.is_some() || note.is_some();
         if let Some(data) = data {
-            self.data = data;
+            self.buffers.own = Some(data);
         }
         if let Some(note) = note {
             self.set_note(note);

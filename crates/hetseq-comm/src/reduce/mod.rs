@@ -12,6 +12,7 @@ mod direct;
 mod own_contribution;
 mod pieces;
 mod ring;
+mod sum_buffers;
 
 use std::fmt;
 
@@ -27,6 +28,7 @@ use crate::shards::Shards;
 pub use all_reduce::Summed;
 pub(crate) use all_reduce::all_reduce;
 pub use own_contribution::Contribution;
+pub(crate) use sum_buffers::SumBuffers;
 
 use broadcast::Broadcast;
 

@@ -44,6 +44,10 @@ impl<E> Failure for Fault<E> {
             Fault::Group(error) => error.to_string(),
         }
     }
+
+    fn is_lost_rank(&self) -> bool {
+        matches!(self, Fault::Group(error) if error.is_lost_rank())
+    }
 }
 
 /// This rank's contribution, and the closure that computes it.

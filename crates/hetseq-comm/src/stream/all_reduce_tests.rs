@@ -11,7 +11,7 @@ use super::*;
 use crate::buffers::Payload;
 use crate::codec::WireFormat;
 use crate::frame::{CHUNK_BYTES, FrameKind};
-use crate::reduce::{self, Algorithm, Contribution};
+use crate::reduce::{self, Algorithm, Contribution, SumBuffers};
 use crate::shards::Shards;
 
 const LEN: usize = 4_000_000;
@@ -39,7 +39,9 @@ fn ready_contribution() -> Option<Contribution> {
 
 fn sum(mesh: &mut Mesh, mut contribution: impl FnMut() -> Option<Contribution>) -> Result<reduce::Summed, CommError> {
     let shards = Shards::weighted(LEN, &[1.0, 0.0]);
-    reduce::all_reduce(mesh, &shards, WireFormat::F32, Algorithm::Direct, || Ok::<_, CommError>(contribution()))
+    reduce::all_reduce(mesh, &shards, WireFormat::F32, Algorithm::Direct, &mut SumBuffers::default(), || {
+        Ok::<_, CommError>(contribution())
+    })
 }
 
 #[test]
@@ -79,7 +81,15 @@ fn values_do_not_wait_for_the_note() {
             let note = || has_values.load(Ordering::Acquire).then(|| Contribution::Note(b"own".to_vec()));
             Ok::<_, CommError>(data.take().map(Contribution::Data).or_else(note))
         };
-        let summed = reduce::all_reduce(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap();
+        let summed = reduce::all_reduce(
+            &mut mesh,
+            &shards,
+            WireFormat::F32,
+            Algorithm::Direct,
+            &mut SumBuffers::default(),
+            contribution,
+        )
+        .unwrap();
         assert_eq!((summed.data, summed.notes), (vec![2.0; 2], vec![b"own".to_vec(), b"note".to_vec()]));
     });
 }
@@ -114,7 +124,15 @@ fn a_result_before_the_own_contribution_is_rejected() {
         let ready = start.elapsed() > Duration::from_millis(1_500);
         Ok::<_, CommError>(ready.then(|| Contribution::Both { note: Vec::new(), data: vec![1.0; 2] }))
     };
-    let error = reduce::all_reduce(&mut mesh, &shards, WireFormat::F32, Algorithm::Direct, contribution).unwrap_err();
+    let error = reduce::all_reduce(
+        &mut mesh,
+        &shards,
+        WireFormat::F32,
+        Algorithm::Direct,
+        &mut SumBuffers::default(),
+        contribution,
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("no result before our contribution"), "{error}");
 }
 
