@@ -11,6 +11,9 @@ use thiserror::Error;
 use crate::frame::FrameError;
 use crate::secret::ADVICE;
 
+const SAME_ON_ALL: &str =
+    "Give every rank the same configuration and data, and install the same build of hetseq on all machines";
+
 /// The operation in which this rank failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
@@ -30,9 +33,19 @@ impl fmt::Display for Phase {
     }
 }
 
+/// The connections that rank 0 rejected while it waited, and why: usually the cause if ranks are
+/// missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rejections {
+    /// How refused ranks differ from rank 0: almost always the cause.
+    pub differences: Vec<String>,
+    /// All other rejections.
+    pub notes: Vec<String>,
+}
+
 /// The reason why a group could not be formed or cannot continue. After an error from a collective
-/// the group is unusable; start a new one. The phase is boxed to keep the error, and every result
-/// that carries it, small.
+/// the group is unusable; start a new one. Phase and rejections are boxed to keep the error, and
+/// every result that carries it, small.
 #[derive(Debug, Error)]
 pub enum CommError {
     #[error(
@@ -57,6 +70,32 @@ pub enum CommError {
 
     #[error("rank {rank} ({host}) stopped: {reason} (reported {phase})")]
     Stopped { rank: usize, host: String, reason: String, phase: Box<Phase> },
+
+    #[error("rank {rank} ({host}) failed: {reason} (reported {phase})")]
+    Failed { rank: usize, host: String, reason: String, phase: Box<Phase> },
+
+    /// Not a failure by itself: the ranks must agree on a new membership.
+    #[error("rank {rank} ({host}) has lost its connection to another rank {phase}")]
+    Regrouping { rank: usize, host: String, phase: Box<Phase> },
+
+    #[error(
+        "this rank and the ranks that it still reaches are {reachable} of {world}, which is no majority: {lost}. \
+         The rest may still be training, so this part stops. Start it again on all machines; with a run directory that \
+         all machines share, a run continues with any number of them"
+    )]
+    NoQuorum { reachable: usize, world: usize, lost: String },
+
+    #[error(
+        "the other ranks continue without this one, because they could not reach it ({lost}). Nothing is \
+         lost: they have its samples"
+    )]
+    Excluded { lost: String },
+
+    #[error("{left} of {world} ranks are left, and elastic.min_workers = {min_workers}: {lost}")]
+    TooFew { left: usize, world: usize, min_workers: usize, lost: String },
+
+    #[error("cannot record the new membership in {path}: {reason}. Make the run directory reachable and start again")]
+    MembershipFile { path: String, reason: String },
 
     #[error("rank {rank} ({host}) sent invalid data {phase}: {fault}")]
     Garbled { rank: usize, host: String, fault: FrameError, phase: Box<Phase> },
@@ -83,8 +122,8 @@ pub enum CommError {
     RankEnv { problem: String },
 
     #[error(
-        "the run cannot start because the ranks differ:\n  {}\nGive every rank the \
-         same configuration and data, and install the same build of hetseq on all machines",
+        "rank 0 refused this rank because it differs:\n  {}\n{SAME_ON_ALL}, then start this rank again: the others \
+         wait for it (comm.join_s)",
         .differences.join("\n  ")
     )]
     Mismatch { differences: Vec<String> },
@@ -93,18 +132,10 @@ pub enum CommError {
     Refused { by: String, reason: String },
 
     #[error(
-        "{} of {world} did not join at {rendezvous} within {}. Check that every rank was started with \
-         this address and that no firewall is in between{}",
-        named_ranks(.ranks), seconds(.waited), rejected_text(.notes)
+        "{} of {world} did not join at {rendezvous} within {}. {}{}",
+        named_ranks(.ranks), seconds(.waited), missing_text(.rejections), rejected_text(.rejections)
     )]
-    Missing {
-        ranks: Vec<usize>,
-        world: usize,
-        rendezvous: String,
-        waited: Duration,
-        /// Connections that were rejected while waiting, and why: often the cause.
-        notes: Vec<String>,
-    },
+    Missing { ranks: Vec<usize>, world: usize, rendezvous: String, waited: Duration, rejections: Box<Rejections> },
 
     #[error(
         "cannot reach {what} at {address} within {}: {detail}. Check that it runs there, the address, \
@@ -165,6 +196,34 @@ pub enum CommError {
     System { what: &'static str, reason: std::io::Error },
 }
 
+impl CommError {
+    /// Returns whether ranks were lost that the others can continue without, by
+    /// [`crate::Group::regroup`].
+    pub fn is_lost_rank(&self) -> bool {
+        matches!(
+            self,
+            CommError::Silent { .. }
+                | CommError::NoProgress { .. }
+                | CommError::Left { .. }
+                | CommError::Failed { .. }
+                | CommError::Regrouping { .. }
+                | CommError::Garbled { .. }
+        )
+    }
+
+    /// Returns whether this rank must stop though nothing is wrong with it: too few ranks are left,
+    /// or the others continue without it.
+    pub fn is_cut_off(&self) -> bool {
+        matches!(
+            self,
+            CommError::NoQuorum { .. }
+                | CommError::Excluded { .. }
+                | CommError::TooFew { .. }
+                | CommError::MembershipFile { .. }
+        )
+    }
+}
+
 /// Formats a limit as a user would write it: `60 s`, `0.3 s`.
 fn seconds(duration: &Duration) -> String {
     format!("{} s", duration.as_secs_f64())
@@ -176,11 +235,20 @@ pub(crate) fn named_ranks(ranks: &[usize]) -> String {
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, list.join(", "))
 }
 
-fn rejected_text(notes: &[String]) -> String {
-    if notes.is_empty() {
+/// What to do about missing ranks.
+fn missing_text(rejections: &Rejections) -> String {
+    if rejections.differences.is_empty() {
+        return "Check that every rank was started with this address and that no firewall is in between".to_owned();
+    }
+    let differences = rejections.differences.join("\n  ");
+    format!("Rank 0 refused processes that differ from it:\n  {differences}\n{SAME_ON_ALL}, then start all ranks again")
+}
+
+fn rejected_text(rejections: &Rejections) -> String {
+    if rejections.notes.is_empty() {
         return String::new();
     }
-    format!(". Rejected while waiting: {}", notes.join("; "))
+    format!(". Rejected while waiting: {}", rejections.notes.join("; "))
 }
 
 /// Makes text from a peer safe for a terminal and cuts it to `limit_bytes`. The result may have

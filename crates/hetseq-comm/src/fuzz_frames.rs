@@ -36,7 +36,7 @@ impl Rng {
         (self.next() >> 11) as usize % bound
     }
 
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
         (0..count).map(|_| self.next() as u8).collect()
     }
 }
@@ -95,7 +95,7 @@ fn damaged_frames_are_rejected_and_frames_before_them_kept() {
         let intact = whole.iter().zip(&stream).take_while(|(a, b)| a == b).count();
         let limit_bytes = if rng.below(2) == 0 { 256 } else { FRAME_LIMIT_BYTES };
         let (mut from, mut read, mut ends) = (&stream[..], Vec::new(), 0);
-        while let Ok(frame) = read_frame(&mut from, Accept { generation: 9, limit_bytes }) {
+        while let Ok(frame) = read_frame(&mut from, Accept::only(9, limit_bytes)) {
             assert!(frame.payload.len() <= limit_bytes && frame.payload.len() <= stream.len());
             read.push(frame);
         }
@@ -119,7 +119,7 @@ fn a_claimed_length_allocates_nothing() {
     let whole = crc32c::crc32c(&header[..32]);
     header[32..36].copy_from_slice(&whole.to_le_bytes());
     for _ in 0..2_000 {
-        let read = read_frame(&mut &header[..], Accept { generation: 9, limit_bytes: FRAME_LIMIT_BYTES });
+        let read = read_frame(&mut &header[..], Accept::only(9, FRAME_LIMIT_BYTES));
         assert!(matches!(read, Err(ReadError::Cut)));
     }
     const { assert!(CHUNK_BYTES <= 1 << 20, "allocated before the first byte arrives") };

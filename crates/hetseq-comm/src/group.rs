@@ -1,4 +1,4 @@
-//! The public interface: the immutable group of ranks and its collectives.
+//! The public interface: the group of ranks and its collectives.
 //!
 //! Checks arguments and delegates: joining to `rendezvous/`, collectives to `reduce/`, waiting and
 //! failures to `mesh.rs`. The trainer owns one group and calls it from one thread.
@@ -14,19 +14,22 @@ use crate::link_speeds::LinkSpeed;
 use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::rank_env::RankEnv;
-use crate::reduce::{self, ALL_GATHER_LIMIT_BYTES, Algorithm, Contribution, MESSAGE_LIMIT_BYTES, Summed};
+use crate::reduce::{self, ALL_GATHER_LIMIT_BYTES, Algorithm, Contribution, MESSAGE_LIMIT_BYTES, SumBuffers, Summed};
+use crate::regrouping::{RegroupRules, Regrouped};
 use crate::rendezvous::LateJoin;
 use crate::shards::Shards;
 use crate::signal::Waker;
 use crate::transport::LinkEnd;
 use crate::{connection, measure, rendezvous, stream};
 
-/// The ranks that train together. Immutable: a change of membership is a new group.
+/// The ranks that train together. Their membership changes only in [`Group::regroup`].
 ///
 /// Every rank makes the same calls in the same order, from one thread. After an error the group is
-/// unusable. A group dropped without [`Group::close`] counts as a failed rank for the others.
+/// unusable until it has regrouped. A group dropped without [`Group::close`] counts as a failed rank for the others.
 pub struct Group {
     mesh: Mesh,
+    rules: RegroupRules,
+    buffers: SumBuffers,
     /// On rank 0 of a TCP group: answers ranks that try to join late, as long as the group lives.
     _late_join: Option<LateJoin>,
 }
@@ -55,7 +58,11 @@ impl Group {
         // A socketpair loses nothing that would have to be repeated.
         let timing = HeartbeatTiming::of(options.silence, Duration::ZERO);
         let mesh = stream::mesh(rank, 0, hosts, connections, timing, options)?;
-        Ok(Group { mesh, _late_join: None })
+        Ok(Group::new(mesh, None))
+    }
+
+    fn new(mesh: Mesh, late_join: Option<LateJoin>) -> Group {
+        Group { mesh, rules: RegroupRules::default(), buffers: SumBuffers::default(), _late_join: late_join }
     }
 
     /// Joins the other ranks over TCP and returns when all are connected to all.
@@ -74,7 +81,7 @@ impl Group {
         }
         tracing::debug!(?rank_env, "joining the other ranks");
         let (mesh, late_join) = rendezvous::join(rank_env, identity, &options.bounded())?;
-        Ok(Group { mesh, _late_join: late_join })
+        Ok(Group::new(mesh, late_join))
     }
 
     /// Returns this rank's number, from 0.
@@ -120,7 +127,8 @@ impl Group {
     /// it ends the call, and the group counts as failed: call [`Group::abort`] with a reason.
     ///
     /// Contributions of other ranks to this rank's part are buffered until then, in memory that is
-    /// kept for the next sum: at most `world - 1` times that part. On return this rank has
+    /// kept for the next sum: at most `world - 1` times that part. The contribution itself is kept,
+    /// too ([`Group::take_contribution`]). On return this rank has
     /// everything it needs. What slow links have not sent yet, at most the result of its own part,
     /// is sent during the next collective, between collectives, or in [`Group::close`]. The
     /// progress limit starts when this rank has contributed; a peer that dies is reported before
@@ -139,7 +147,24 @@ impl Group {
             let what = format!("shards for {} ranks in a world of {}", shards.world(), self.world());
             return Err(CommError::Misuse { operation: "all_reduce", what }.into());
         }
-        reduce::all_reduce(&mut self.mesh, shards, wire_format, algorithm, contribution)
+        reduce::all_reduce(&mut self.mesh, shards, wire_format, algorithm, &mut self.buffers, contribution)
+    }
+
+    /// Returns whether a shared directory decides who continues when ranks are lost.
+    pub fn shares_directory(&self) -> bool {
+        self.rules.directory.is_some()
+    }
+
+    /// This rank's contribution to the last sum; see [`Group::take_contribution`].
+    pub fn contribution(&self) -> Option<&[f32]> {
+        self.buffers.own.as_deref()
+    }
+
+    /// Takes this rank's contribution to the last sum, if it has contributed: also to one that
+    /// failed. It is kept until the next sum, which uses its memory. `None` for a single rank, whose
+    /// contribution is the sum.
+    pub fn take_contribution(&mut self) -> Option<Vec<f32>> {
+        self.buffers.own.take()
     }
 
     /// Returns a handle that wakes this rank in [`Group::all_reduce`], from any thread.
@@ -175,9 +200,33 @@ impl Group {
         reduce::barrier(&mut self.mesh)
     }
 
-    /// Stops and sends the reason to the others, which report "rank 2 (host) stopped: reason".
-    pub fn abort(mut self, reason: &str) {
+    /// Stops the run and sends the reason to the others, which report "rank 2 (host) stopped:
+    /// reason". The group cannot be used after it.
+    pub fn abort(&mut self, reason: &str) {
         self.mesh.leave(LinkEnd::Aborted(reason.to_owned()));
+    }
+
+    /// Leaves because of a failure of this rank alone: the others report "rank 2 (host) failed:
+    /// reason" and may continue by [`Group::regroup`]. The group cannot be used after it.
+    pub fn fail(&mut self, reason: &str) {
+        self.mesh.leave(LinkEnd::Failed(reason.to_owned()));
+    }
+
+    /// Sets how ranks decide who continues when some are lost. Must be equal on all ranks.
+    pub fn set_regroup_rules(&mut self, rules: RegroupRules) {
+        self.rules = rules;
+    }
+
+    /// After an error for which [`CommError::is_lost_rank`] holds: agrees with the ranks that are
+    /// left on a new membership, and continues with it as the next generation. Survivors keep their
+    /// order, so their numbers may become smaller.
+    ///
+    /// All collectives that were under way on any rank are cancelled: some survivors may have
+    /// finished the last one and others not. The caller finds out who has what.
+    ///
+    /// If this rank must not continue, returns an error for which [`CommError::is_cut_off`] holds.
+    pub fn regroup(&mut self) -> Result<Regrouped, CommError> {
+        self.mesh.regroup(&self.rules)
     }
 
     /// Leaves after the last collective: the others do not see it as a failure.

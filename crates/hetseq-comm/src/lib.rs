@@ -2,8 +2,8 @@
 //! slices.
 //!
 //! Nothing here knows tensors, optimizers or checkpoints: the trainer passes `&mut [f32]` and
-//! bytes. A [`Group`] is immutable. A change of membership is a new group with a new generation,
-//! which rejects frames of the old one. All calls on a group come from one thread, in the same
+//! bytes. The members of a [`Group`] change only in [`Group::regroup`], which starts a new generation
+//! without the ranks that were lost and drops frames of the old one. All calls on a group come from one thread, in the same
 //! order on every rank.
 //!
 //! ```text
@@ -48,17 +48,22 @@ mod error;
 mod frame;
 #[cfg(test)]
 mod fuzz_frames;
+#[cfg(test)]
+mod fuzz_regroup;
 mod group;
 mod heartbeat_timing;
 mod identity;
 mod link_speeds;
 mod lock;
 mod measure;
+mod membership_file;
 mod mesh;
 mod options;
 mod outgoing;
 mod rank_env;
 mod reduce;
+mod regroup;
+mod regrouping;
 mod rendezvous;
 mod secret;
 mod secret_file;
@@ -69,7 +74,7 @@ mod stream;
 mod transport;
 
 pub use codec::WireFormat;
-pub use error::{CommError, Phase};
+pub use error::{CommError, Phase, Rejections};
 pub use frame::FrameError;
 pub use group::Group;
 pub use identity::Identity;
@@ -77,6 +82,7 @@ pub use link_speeds::LinkSpeed;
 pub use options::Options;
 pub use rank_env::{RankEnv, RankFlags, Rendezvous};
 pub use reduce::{Algorithm, Contribution, Summed};
+pub use regrouping::{LostRank, RegroupRules, Regrouped};
 pub use secret::Secret;
 pub use shards::Shards;
 pub use signal::Waker;

@@ -12,6 +12,7 @@ use crate::buffers::{Payload, Pool};
 use crate::error::{CommError, Phase};
 use crate::frame::{Frame, FrameError, FrameKind};
 use crate::outgoing::CollectiveStep;
+use crate::regroup::RankSet;
 use crate::signal::Waker;
 use crate::transport::{LinkEnd, Received, Transport};
 
@@ -49,11 +50,18 @@ pub(crate) trait Exchange {
 pub(crate) trait Failure: From<CommError> {
     /// Returns the reason that the other ranks receive and that later calls on this rank report.
     fn reason(&self) -> String;
+
+    /// Returns whether other ranks were lost, so that the rest can continue without this one, too.
+    fn is_lost_rank(&self) -> bool;
 }
 
 impl Failure for CommError {
     fn reason(&self) -> String {
         self.to_string()
+    }
+
+    fn is_lost_rank(&self) -> bool {
+        CommError::is_lost_rank(self)
     }
 }
 
@@ -61,18 +69,23 @@ impl Failure for CommError {
 pub(crate) struct Mesh {
     pub(crate) rank: usize,
     pub(crate) generation: u64,
+    /// The generation before any regrouping.
+    pub(crate) first_generation: u64,
     /// One name per rank, this one included.
     pub(crate) hosts: Vec<String>,
     pub(crate) context: String,
-    transport: Box<dyn Transport>,
+    pub(crate) transport: Box<dyn Transport>,
     /// Memory for the frames of all links.
     pub(crate) pool: Arc<Pool>,
-    progress: Duration,
+    pub(crate) progress: Duration,
+    /// When the last collective started to wait for the peers. Silence counts from then on.
+    pub(crate) waiting_since: Instant,
     /// Total time asleep in collectives.
     pub(crate) time_asleep: Duration,
     /// Number of collectives started; equal on all ranks as long as they are in step.
     sequence: u64,
-    failure: Option<String>,
+    /// The first failure, as the other ranks receive it if this rank leaves because of it.
+    failure: Option<LinkEnd>,
 }
 
 impl Mesh {
@@ -88,15 +101,30 @@ impl Mesh {
         Mesh {
             rank,
             generation,
+            first_generation: generation,
             hosts,
             context: String::new(),
             transport,
             pool,
             progress,
+            waiting_since: Instant::now(),
             time_asleep: Duration::ZERO,
             sequence: 0,
             failure: None,
         }
+    }
+
+    /// Continues as the next generation, with `members` only, in this order. This rank is one of
+    /// them.
+    pub(crate) fn install(&mut self, members: &RankSet) -> Result<(), CommError> {
+        let survivors: Vec<usize> = members.iter().collect();
+        self.generation += 1;
+        self.transport.install(&survivors, self.generation)?;
+        self.rank = members.position(self.rank).unwrap_or_default();
+        self.hosts = survivors.iter().map(|&rank| self.hosts[rank].clone()).collect();
+        self.sequence = 0;
+        self.failure = None;
+        Ok(())
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -116,7 +144,7 @@ impl Mesh {
         kind: FrameKind,
         body: impl FnOnce(&mut Mesh, CollectiveStep) -> Result<T, E>,
     ) -> Result<T, E> {
-        if let Some(first) = &self.failure {
+        if let Some(LinkEnd::Aborted(first) | LinkEnd::Failed(first)) = &self.failure {
             return Err(CommError::AlreadyFailed { first: first.clone() }.into());
         }
         self.sequence += 1;
@@ -125,7 +153,8 @@ impl Mesh {
         let result = body(self, step);
         self.transport.attend(false);
         if let Err(error) = &result {
-            self.failure = Some(error.reason());
+            let end = if error.is_lost_rank() { LinkEnd::Failed } else { LinkEnd::Aborted };
+            self.failure = Some(end(error.reason()));
         }
         result
     }
@@ -133,6 +162,7 @@ impl Mesh {
     /// Runs an exchange to its end, or to the first failure of any peer.
     pub(crate) fn drive<X: Exchange>(&mut self, step: CollectiveStep, exchange: &mut X) -> Result<(), X::Error> {
         let start = Instant::now();
+        self.waiting_since = start;
         let mut progress = start;
         loop {
             let moved = exchange.advance(self, step)?;
@@ -204,6 +234,10 @@ impl Mesh {
     /// has done its part and may be gone while others finish.
     fn check_health(&self, step: CollectiveStep) -> Result<(), CommError> {
         for peer in self.peers() {
+            if self.transport.has_regroup(peer) {
+                let (host, phase) = (self.hosts[peer].clone(), self.phase(step));
+                return Err(CommError::Regrouping { rank: peer, host, phase });
+            }
             match self.transport.ended(peer) {
                 None | Some(LinkEnd::Goodbye) => {}
                 Some(end) => return Err(self.ended(step, peer, end)),
@@ -234,6 +268,7 @@ impl Mesh {
                 CommError::Left { rank, host, detail, phase }
             }
             LinkEnd::Aborted(reason) => CommError::Stopped { rank, host, reason, phase },
+            LinkEnd::Failed(reason) => CommError::Failed { rank, host, reason, phase },
             LinkEnd::Closed(detail) => CommError::Left { rank, host, detail, phase },
             LinkEnd::Silent(silence) => CommError::Silent { rank, host, silence, phase },
             LinkEnd::Garbled(fault) => CommError::Garbled { rank, host, fault, phase },
@@ -274,8 +309,10 @@ impl Mesh {
         CommError::WrongSize { rank, host, sent, expected, phase }
     }
 
-    /// The error for a frame that is well-formed but not acceptable in this step.
+    /// The error for a frame that is well-formed but not acceptable in this step. The peer is given
+    /// up: it would send the same again in the next generation.
     pub(crate) fn garbled(&self, step: CollectiveStep, rank: usize, fault: FrameError) -> CommError {
+        self.transport.give_up(rank, LinkEnd::Garbled(fault.clone()));
         self.ended(step, rank, LinkEnd::Garbled(fault))
     }
 
@@ -288,10 +325,10 @@ impl Mesh {
 /// name the first cause and not what followed from it.
 impl Drop for Mesh {
     fn drop(&mut self) {
-        if let Some(reason) = self.failure.take() {
-            self.leave(LinkEnd::Aborted(reason));
+        if let Some(end) = self.failure.take() {
+            self.leave(end);
         } else if std::thread::panicking() {
-            self.leave(LinkEnd::Aborted("it panicked; see its log".to_owned()));
+            self.leave(LinkEnd::Failed("it panicked; see its log".to_owned()));
         }
     }
 }

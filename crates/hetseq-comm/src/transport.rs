@@ -4,8 +4,11 @@
 //! something has changed. It knows neither collectives nor their deadlines. `stream/` implements it
 //! over sockets.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::buffers::Payload;
+use crate::error::CommError;
 use crate::frame::{Frame, FrameError};
 use crate::signal::Waker;
 
@@ -45,6 +48,27 @@ pub(crate) trait Transport: Send + Sync {
     /// the links.
     fn part(&mut self, end: &LinkEnd, limit: Duration);
 
+    /// Takes the next message about the membership of the next generation from `peer`.
+    fn take_regroup(&self, peer: usize) -> Option<Arc<Payload>>;
+
+    /// Returns whether such a message from `peer` waits to be taken.
+    fn has_regroup(&self, peer: usize) -> bool;
+
+    /// Ends the link to `peer` at once, so that the peer notices too; `end` says why, unless it has
+    /// ended before.
+    fn cut(&self, peer: usize, end: LinkEnd);
+
+    /// Drops the queued frames of collectives that have not started to leave.
+    fn cancel_queued(&self);
+
+    /// Takes nothing more from `peer`; `end` says why, unless it has ended before. What is queued
+    /// for it is still sent.
+    fn give_up(&self, peer: usize, end: LinkEnd);
+
+    /// Continues as `generation`, with the links to `ranks` only, in this order; closes the others.
+    /// Unsent and untaken frames of collectives are dropped.
+    fn install(&mut self, ranks: &[usize], generation: u64) -> Result<(), CommError>;
+
     /// Returns a handle that ends [`Transport::wait`], from any thread.
     fn waker(&self) -> Waker;
 }
@@ -54,8 +78,10 @@ pub(crate) trait Transport: Send + Sync {
 pub(crate) enum LinkEnd {
     /// It closed the group after its last collective.
     Goodbye,
-    /// It stopped and sent the reason.
+    /// It stopped the run and sent the reason.
     Aborted(String),
+    /// It failed and sent the reason; the others may continue without it.
+    Failed(String),
     /// Its connection closed without a goodbye.
     Closed(String),
     /// Not a byte arrived for this long.

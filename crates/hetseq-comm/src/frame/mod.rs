@@ -21,13 +21,15 @@ use crate::buffers::{Payload, Pool};
 
 /// Version of the protocol. It changes whenever two binaries could misread each other, so also with
 /// [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 6;
+pub(crate) const PROTOCOL: u8 = 7;
 const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 36;
 /// The largest payload; a length above it is rejected before anything is allocated.
 pub(crate) const FRAME_LIMIT_BYTES: usize = 64 << 20;
 /// Longer reasons in an abort are cut.
 pub(crate) const REASON_LIMIT_BYTES: usize = 4096;
+/// The largest message about the next generation: enough for the sets of 30,000 ranks.
+pub(crate) const REGROUP_LIMIT_BYTES: usize = 256 << 10;
 /// Messages are split into frames of at most this size. It is large enough that headers and
 /// wake-ups cost nothing, and small enough that sending, receiving and adding overlap and a frame
 /// stays in the cache in between.
@@ -42,6 +44,10 @@ pub(crate) enum FrameKind {
     Heartbeat = 1,
     Goodbye = 2,
     Abort = 3,
+    /// This rank failed, and the others may continue without it.
+    Failed = 4,
+    /// A message about the membership of the next generation (`regroup/`).
+    Regroup = 5,
     AllGatherBytes = 16,
     Broadcast = 19,
     BroadcastBytes = 20,
@@ -51,11 +57,13 @@ pub(crate) enum FrameKind {
 }
 
 impl FrameKind {
-    const ALL: [FrameKind; 10] = [
+    const ALL: [FrameKind; 12] = [
         FrameKind::Handshake,
         FrameKind::Heartbeat,
         FrameKind::Goodbye,
         FrameKind::Abort,
+        FrameKind::Failed,
+        FrameKind::Regroup,
         FrameKind::AllGatherBytes,
         FrameKind::Broadcast,
         FrameKind::BroadcastBytes,
@@ -71,6 +79,8 @@ impl FrameKind {
             FrameKind::Heartbeat => "heartbeat",
             FrameKind::Goodbye => "goodbye",
             FrameKind::Abort => "abort",
+            FrameKind::Failed => "failed",
+            FrameKind::Regroup => "regroup",
             FrameKind::AllGatherBytes => "all_gather_bytes",
             FrameKind::Broadcast => "broadcast",
             FrameKind::BroadcastBytes => "broadcast_bytes",
@@ -143,8 +153,18 @@ impl Frame {
 /// What a reader accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Accept {
+    /// Frames of this generation are accepted. Those of earlier generations of the same group, from
+    /// `first_generation` on, are valid but stale.
     pub(crate) generation: u64,
+    pub(crate) first_generation: u64,
     pub(crate) limit_bytes: usize,
+}
+
+impl Accept {
+    /// Accepts one generation only.
+    pub(crate) const fn only(generation: u64, limit_bytes: usize) -> Accept {
+        Accept { generation, first_generation: generation, limit_bytes }
+    }
 }
 
 /// A decoded header.
@@ -179,7 +199,7 @@ impl FrameHeader {
         let kind = FrameKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5] && flags <= 1);
         let kind = kind.ok_or(FrameError::UnknownKind { kind: bytes[5], flags })?;
         let generation = u64_at(8);
-        if generation != accept.generation {
+        if !(accept.first_generation..=accept.generation).contains(&generation) {
             return Err(FrameError::Generation { theirs: generation, ours: accept.generation });
         }
         let length = u32_at(24);
@@ -230,6 +250,8 @@ pub(crate) enum ReadError {
     /// The rest did not arrive within the stream's timeout, which is zero for a non-blocking
     /// stream.
     NotYet,
+    /// A frame of an earlier generation of this group.
+    Stale(Frame),
     Io(std::io::Error),
     Frame(FrameError),
 }
@@ -284,7 +306,10 @@ impl Partial {
         }
         let mut payload = std::mem::take(self).payload;
         payload.truncate(length);
-        header.complete(Payload::pooled(payload, pool)).map_err(ReadError::Frame)
+        // Compared again: the generation may have changed since the header arrived.
+        let is_stale = header.generation != accept.generation;
+        let frame = header.complete(Payload::pooled(payload, pool)).map_err(ReadError::Frame)?;
+        if is_stale { Err(ReadError::Stale(frame)) } else { Ok(frame) }
     }
 
     fn read_head(&mut self, from: &mut impl Read) -> Result<[u8; HEADER_BYTES], ReadError> {

@@ -12,7 +12,7 @@ mod link;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::buffers::Pool;
+use crate::buffers::{Payload, Pool};
 use crate::connection::Connection;
 use crate::error::CommError;
 use crate::frame::Frame;
@@ -37,6 +37,7 @@ struct StreamTransport {
     signal: Arc<Signal>,
     /// `None` without links, and after the end was sent.
     heartbeat: Option<Heartbeat>,
+    heartbeat_interval: Duration,
 }
 
 /// Creates the mesh of a rank over its connections, indexed by peer. `timing` is that of all ranks
@@ -54,9 +55,9 @@ pub(crate) fn mesh(
         connection.map(|connection| StreamLink::new(connection, generation, &pool, silence)).transpose()
     };
     let links = connections.into_iter().map(link).collect::<Result<Vec<Option<SharedLink>>, _>>()?;
-    let beating: Vec<SharedLink> = links.iter().flatten().cloned().collect();
-    let heartbeat = (!beating.is_empty()).then(|| Heartbeat::start(beating, timing.interval())).transpose()?;
-    let transport = StreamTransport { links, signal: Signal::new()?, heartbeat };
+    let (signal, heartbeat_interval) = (Signal::new()?, timing.interval());
+    let mut transport = StreamTransport { links, signal, heartbeat: None, heartbeat_interval };
+    transport.start_heartbeat()?;
     Ok(Mesh::new(rank, generation, hosts, Box::new(transport), pool, options.progress))
 }
 
@@ -67,6 +68,13 @@ impl StreamTransport {
 
     fn links(&self) -> impl Iterator<Item = &SharedLink> {
         self.links.iter().flatten()
+    }
+
+    fn start_heartbeat(&mut self) -> Result<(), CommError> {
+        let beating: Vec<SharedLink> = self.links().cloned().collect();
+        let start = || Heartbeat::start(beating.clone(), self.heartbeat_interval);
+        self.heartbeat = (!beating.is_empty()).then(start).transpose()?;
+        Ok(())
     }
 }
 
@@ -127,6 +135,40 @@ impl Transport for StreamTransport {
             await_traffic(self.links(), None, start, left);
         }
         self.links.clear();
+    }
+
+    fn take_regroup(&self, peer: usize) -> Option<Arc<Payload>> {
+        self.link(peer).and_then(|link| locked(link).take_regroup())
+    }
+
+    fn has_regroup(&self, peer: usize) -> bool {
+        self.link(peer).is_some_and(|link| locked(link).has_regroup())
+    }
+
+    fn cut(&self, peer: usize, end: LinkEnd) {
+        if let Some(link) = self.link(peer) {
+            locked(link).cut(end);
+        }
+    }
+
+    fn cancel_queued(&self) {
+        self.links().for_each(|link| locked(link).cancel_queued());
+    }
+
+    fn give_up(&self, peer: usize, end: LinkEnd) {
+        if let Some(link) = self.link(peer) {
+            locked(link).give_up(end);
+        }
+    }
+
+    fn install(&mut self, ranks: &[usize], generation: u64) -> Result<(), CommError> {
+        self.heartbeat = None;
+        let mut links = std::mem::take(&mut self.links);
+        self.links = ranks.iter().map(|&rank| links.get_mut(rank).and_then(Option::take)).collect();
+        let excluded = || LinkEnd::Closed("the others continue without it".to_owned());
+        links.iter().flatten().for_each(|link| locked(link).cut(excluded()));
+        self.links().for_each(|link| locked(link).install(generation));
+        self.start_heartbeat()
     }
 
     fn waker(&self) -> Waker {

@@ -83,7 +83,7 @@ fn a_flood_of_heartbeats_makes_no_progress_either() {
 #[test]
 fn an_idle_link_sends_heartbeats() {
     let (_mesh, mut socket) = rank_and_socket(&short(100, 1_000));
-    let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
+    let accept = Accept::only(GENERATION, FRAME_LIMIT_BYTES);
     for _ in 0..3 {
         assert_eq!(read_frame(&mut socket, accept).unwrap().kind, FrameKind::Heartbeat);
     }
@@ -130,7 +130,7 @@ fn a_failed_rank_sends_the_reason() {
     socket.write_all(&bytes_of(&wrong, GENERATION)).unwrap();
     reduce::barrier(&mut mesh).unwrap_err();
     let leaving = std::thread::spawn(move || drop(mesh));
-    let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
+    let accept = Accept::only(GENERATION, FRAME_LIMIT_BYTES);
     let last = loop {
         let frame = read_frame(&mut socket, accept).unwrap();
         if frame.kind == FrameKind::Abort {
@@ -146,7 +146,7 @@ fn a_failed_rank_sends_the_reason() {
 fn a_goodbye_is_sent_before_the_connection_closes() {
     let (mut mesh, mut socket) = rank_and_socket(&Options::default());
     let peer = std::thread::spawn(move || {
-        let accept = Accept { generation: GENERATION, limit_bytes: FRAME_LIMIT_BYTES };
+        let accept = Accept::only(GENERATION, FRAME_LIMIT_BYTES);
         while read_frame(&mut socket, accept).unwrap().kind != FrameKind::Goodbye {}
         assert_eq!(socket.read(&mut [0; 8]).unwrap(), 0);
     });

@@ -89,7 +89,7 @@ fn a_panic_is_reported_too() {
         });
         let mut zero = zero;
         let text = zero.barrier().unwrap_err().to_string();
-        assert!(text.contains("stopped: it panicked"), "{text}");
+        assert!(text.contains("failed: it panicked"), "{text}");
         assert!(panicked.join().is_err());
     }
 }

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use socket2::Socket;
 
-use crate::buffers::Pool;
+use crate::buffers::{Payload, Pool};
 use crate::connection::Connection;
 use crate::encryption::{DecryptedReader, Encryption};
 use crate::error::{CommError, shown};
 use crate::frame::{
-    Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, FrameKind, Partial, REASON_LIMIT_BYTES, ReadError,
+    Accept, CHUNK_BYTES, FRAME_LIMIT_BYTES, Frame, FrameError, FrameKind, Partial, REASON_LIMIT_BYTES,
+    REGROUP_LIMIT_BYTES, ReadError,
 };
 use crate::socket;
 use crate::transport::{LinkEnd, Received};
@@ -33,10 +34,10 @@ const MAX_FRAMES_PER_WRITE: usize = 8;
 /// The number of bytes to read ahead from a peer before they are needed, so that an abort behind
 /// them is seen.
 const READ_AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
-/// The number of heartbeats to read at once: a peer that only sends heartbeats must not keep this
-/// rank from checking its deadlines. It is more than pile up behind a frame in hours of computing,
-/// so that an abort or goodbye behind them is found.
-const MAX_HEARTBEATS: usize = 10_000;
+/// The number of bytes of heartbeats and stale frames to read at once: a peer that sends nothing
+/// else must not keep this rank from checking its deadlines. It is more than the heartbeats that
+/// pile up behind a frame in hours of computing, so that an abort or goodbye behind them is found.
+const MAX_SKIPPED_BYTES: usize = 512 << 10;
 
 /// One connection after its handshake.
 pub(super) struct StreamLink {
@@ -51,6 +52,9 @@ pub(super) struct StreamLink {
     /// Received but not taken yet.
     received: VecDeque<Frame>,
     received_bytes: usize,
+    /// A message about the next generation. Nothing behind it is read before it is taken: frames of
+    /// that generation may follow.
+    regroup: Option<Arc<Payload>>,
     last_received: Instant,
     end: Option<LinkEnd>,
     /// Queued but not fully written yet.
@@ -76,12 +80,13 @@ impl StreamLink {
         Ok(Arc::new(Mutex::new(StreamLink {
             socket: Arc::new(socket),
             encryption,
-            accept: Accept { generation, limit_bytes: FRAME_LIMIT_BYTES },
+            accept: Accept::only(generation, FRAME_LIMIT_BYTES),
             pool: pool.clone(),
             silence,
             partial: Partial::default(),
             received: VecDeque::new(),
             received_bytes: 0,
+            regroup: None,
             last_received: now,
             end: None,
             queue: VecDeque::new(),
@@ -123,7 +128,8 @@ impl StreamLink {
             head.extend_from_slice(&frame.payload);
         }
         let body = (!small).then(|| frame.payload.clone());
-        self.queue.push_back(OutgoingFrame::new(head, body));
+        let is_kept = frame.kind == FrameKind::Regroup;
+        self.queue.push_back(OutgoingFrame::new(head, body, is_kept));
         self.write();
     }
 
@@ -184,6 +190,46 @@ impl StreamLink {
         }
     }
 
+    /// Takes the message about the next generation, if one has arrived.
+    pub(super) fn take_regroup(&mut self) -> Option<Arc<Payload>> {
+        if self.regroup.is_none() {
+            self.read(0);
+        }
+        self.regroup.take()
+    }
+
+    pub(super) fn has_regroup(&self) -> bool {
+        self.regroup.is_some()
+    }
+
+    /// Reads nothing more; `end` says why, unless it has ended before.
+    pub(super) fn give_up(&mut self, end: LinkEnd) {
+        self.end.get_or_insert(end);
+    }
+
+    /// Ends the link for both sides; `end` says why, unless it has ended before.
+    pub(super) fn cut(&mut self, end: LinkEnd) {
+        self.give_up(end);
+        self.send_closed = true;
+        self.queue.clear();
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Continues in the next generation, without the unsent and untaken frames of this one.
+    pub(super) fn install(&mut self, generation: u64) {
+        self.accept.generation = generation;
+        self.regroup = None;
+        self.received.clear();
+        self.received_bytes = 0;
+        self.cancel_queued();
+    }
+
+    /// Drops the queued frames of collectives. What has begun to leave must leave whole; so must
+    /// the messages about the next generation.
+    pub(super) fn cancel_queued(&mut self) {
+        self.queue.retain(|frame| frame.has_started() || frame.is_kept);
+    }
+
     /// Assigns the link to the rank's own thread (`true`) or to the heartbeat thread.
     pub(super) fn attend(&mut self, in_collective: bool) {
         self.in_collective = in_collective;
@@ -197,9 +243,10 @@ impl StreamLink {
     /// Reads frames until there are none or more than `room` bytes of them wait to be taken;
     /// returns whether a frame or the end arrived.
     fn read(&mut self, room: usize) -> bool {
-        let (mut moved, mut heartbeats) = (false, 0);
+        let (mut moved, mut skipped_bytes) = (false, 0);
         while self.end.is_none()
-            && heartbeats < MAX_HEARTBEATS
+            && self.regroup.is_none()
+            && skipped_bytes < MAX_SKIPPED_BYTES
             && (self.received.is_empty() || self.received_bytes < room)
         {
             let before = self.progress();
@@ -212,7 +259,20 @@ impl StreamLink {
                 self.last_received = Instant::now();
             }
             match read {
-                Ok(frame) if frame.kind == FrameKind::Heartbeat => heartbeats += 1,
+                Ok(frame) if frame.kind == FrameKind::Heartbeat => skipped_bytes += frame.bytes(),
+                Ok(frame) if frame.kind == FrameKind::Regroup => {
+                    moved = true;
+                    match frame.payload.len() {
+                        0..=REGROUP_LIMIT_BYTES => self.regroup = Some(frame.payload),
+                        bytes => self.end = Some(LinkEnd::Garbled(too_large(bytes, REGROUP_LIMIT_BYTES))),
+                    }
+                }
+                // Sent before its sender knew of this generation. Only its end matters.
+                Err(ReadError::Stale(frame)) => {
+                    self.end = end_of(&frame);
+                    moved |= self.end.is_some();
+                    skipped_bytes += frame.bytes();
+                }
                 Ok(frame) => {
                     moved = true;
                     match end_of(&frame) {
@@ -245,7 +305,7 @@ impl StreamLink {
         if self.end.is_some() {
             return None;
         }
-        if self.received_bytes >= READ_AHEAD_BYTES {
+        if self.received_bytes >= READ_AHEAD_BYTES || self.regroup.is_some() {
             // If this rank does not read, that is not the peer's silence.
             self.last_received = Instant::now();
         }
@@ -282,9 +342,10 @@ impl StreamLink {
     /// Queues the end. Before an abort, frames that are not needed any more are dropped.
     pub(super) fn queue_end(&mut self, end: &LinkEnd) {
         let frame = match end {
-            LinkEnd::Aborted(reason) => {
+            LinkEnd::Aborted(reason) | LinkEnd::Failed(reason) => {
                 self.queue.retain(OutgoingFrame::has_started);
-                Frame::control(FrameKind::Abort, shown(reason, REASON_LIMIT_BYTES).into_bytes())
+                let kind = if matches!(end, LinkEnd::Failed(_)) { FrameKind::Failed } else { FrameKind::Abort };
+                Frame::control(kind, shown(reason, REASON_LIMIT_BYTES).into_bytes())
             }
             _ => Frame::control(FrameKind::Goodbye, Vec::new()),
         };
@@ -309,6 +370,8 @@ impl StreamLink {
     /// that has not noticed yet may continue to send for long, and the caller checks its deadline.
     fn discard(&mut self) {
         self.read_ahead();
+        // Nothing behind a message is read before it is taken, and this rank takes it no more.
+        self.regroup = None;
         self.received.clear();
         self.received_bytes = 0;
     }
@@ -316,7 +379,7 @@ impl StreamLink {
     /// Returns its socket and what to poll it for, unless nothing can change.
     pub(super) fn interest(&self) -> Option<(Arc<Socket>, PollFlags)> {
         let mut flags = PollFlags::empty();
-        if self.end.is_none() && self.received_bytes < READ_AHEAD_BYTES {
+        if self.end.is_none() && self.regroup.is_none() && self.received_bytes < READ_AHEAD_BYTES {
             flags |= PollFlags::IN;
         }
         if !self.queue.is_empty() {
@@ -333,12 +396,18 @@ impl StreamLink {
 
 /// Returns the end that a control frame announces.
 fn end_of(frame: &Frame) -> Option<LinkEnd> {
+    let reason = || shown(&String::from_utf8_lossy(&frame.payload), REASON_LIMIT_BYTES);
     match frame.kind {
         FrameKind::Goodbye => Some(LinkEnd::Goodbye),
-        FrameKind::Abort => Some(LinkEnd::Aborted(shown(&String::from_utf8_lossy(&frame.payload), REASON_LIMIT_BYTES))),
+        FrameKind::Abort => Some(LinkEnd::Aborted(reason())),
+        FrameKind::Failed => Some(LinkEnd::Failed(reason())),
         FrameKind::Handshake => Some(LinkEnd::Garbled(FrameError::OutOfPlace { kind: frame.kind.name() })),
         _ => None,
     }
+}
+
+fn too_large(bytes: usize, limit_bytes: usize) -> FrameError {
+    FrameError::TooLarge { bytes: bytes as u64, limit_bytes: limit_bytes as u64 }
 }
 
 /// Returns the end that follows from a read error.
@@ -348,7 +417,7 @@ fn end_after(error: ReadError) -> LinkEnd {
         ReadError::Cut => LinkEnd::Closed("its connection closed in the middle of a frame".to_owned()),
         ReadError::Io(error) => LinkEnd::Closed(format!("connection lost: {error}")),
         ReadError::Frame(fault) => LinkEnd::Garbled(fault),
-        ReadError::NotYet => LinkEnd::Closed("it sent nothing".to_owned()),
+        ReadError::NotYet | ReadError::Stale(_) => LinkEnd::Closed("it sent nothing".to_owned()),
     }
 }
 

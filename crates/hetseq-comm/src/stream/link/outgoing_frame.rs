@@ -12,11 +12,13 @@ pub(super) struct OutgoingFrame {
     /// Bytes of head and body that are written.
     written: usize,
     is_encrypted: bool,
+    /// It is sent even if the generation changes before its turn.
+    pub(super) is_kept: bool,
 }
 
 impl OutgoingFrame {
-    pub(super) fn new(head: Vec<u8>, body: Option<Arc<Payload>>) -> OutgoingFrame {
-        OutgoingFrame { head, body, written: 0, is_encrypted: false }
+    pub(super) fn new(head: Vec<u8>, body: Option<Arc<Payload>>, is_kept: bool) -> OutgoingFrame {
+        OutgoingFrame { head, body, written: 0, is_encrypted: false, is_kept }
     }
 
     /// Returns the next bytes to write.
@@ -45,7 +47,7 @@ impl OutgoingFrame {
         let mut records = Vec::new();
         encryption.encryptor.write(&mut records, &self.head)?;
         encryption.encryptor.write(&mut records, self.body.as_deref().map_or(&[], |body| &body[..]))?;
-        *self = OutgoingFrame { head: records, body: None, written: 0, is_encrypted: true };
+        *self = OutgoingFrame { head: records, body: None, written: 0, is_encrypted: true, is_kept: self.is_kept };
         Ok(())
     }
 

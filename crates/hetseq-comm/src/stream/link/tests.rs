@@ -229,3 +229,33 @@ fn an_abort_with_a_full_queue_is_not_reported_as_tampering() {
     };
     assert_eq!((frames, end), (1, LinkEnd::Aborted("enough".to_owned())));
 }
+
+#[test]
+fn a_message_overtakes_frames_of_a_failed_collective() {
+    let [near, far] = encrypted_ends().map(|end| link(end, Duration::from_secs(60)));
+    let (mut near, mut far) = (locked(&near), locked(&far));
+    let large = frame(FrameKind::AllGatherBytes, false, vec![7; FRAME_LIMIT_BYTES]);
+    (0..3).for_each(|_| near.push(&large));
+    near.cancel_queued();
+    near.push(&Frame::control(FrameKind::Regroup, b"first".to_vec()));
+    // A message that has not left stays, also if the generation changes.
+    near.install(GENERATION + 1);
+    near.push(&frame(FrameKind::AllGatherBytes, true, b"next".to_vec()));
+    assert_eq!(near.queue.len(), 3);
+    let (start, mut frames) = (Instant::now(), 0);
+    while far.take_regroup().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        near.write();
+        frames += usize::from(matches!(far.next(), Received::Frame(_)));
+    }
+    assert_eq!(frames, 1, "what has begun to leave must leave whole");
+    far.install(GENERATION + 1);
+    let next = loop {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        near.write();
+        if let Received::Frame(frame) = far.next() {
+            break frame;
+        }
+    };
+    assert_eq!(&next.payload[..], b"next");
+}
