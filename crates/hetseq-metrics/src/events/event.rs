@@ -61,6 +61,16 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         checksum: Option<String>,
     },
+    /// An update that was skipped, because its gradient was infinite or NaN.
+    NotFinite {
+        update: u64,
+        /// The ranks whose gradients were not finite, by their numbers at the start, and the samples
+        /// that they computed.
+        ranks: Vec<usize>,
+        samples: Vec<u32>,
+        /// Skipped updates in a row, with this one.
+        in_a_row: u64,
+    },
     /// A plan: the first one, or a new one because devices became faster or slower.
     Plan {
         /// The first update with this plan.
@@ -100,8 +110,9 @@ pub enum Event {
         #[serde(default)]
         paused_seconds: f64,
     },
-    /// Totals per device and rank since the start of this process group. Emitted periodically, and
-    /// at the end.
+    /// Totals per device and rank since the start of this process group, or since it regrouped.
+    /// Emitted at the end, and before `Lost` and `Regrouped`. Ranks are numbered as in the current
+    /// group: those that are left keep their order and are numbered from zero again.
     Workers {
         update: u64,
         /// The number of updates in the totals, and their time.
@@ -112,6 +123,33 @@ pub enum Event {
         workers: Vec<WorkerReport>,
         #[serde(default)]
         ranks: Vec<RankReport>,
+    },
+    /// A rank was lost.
+    Lost {
+        /// Updates done before.
+        update: u64,
+        /// Its number at the start of this process group.
+        rank: usize,
+        host: String,
+        reason: String,
+    },
+    /// The ranks that are left continue as a new group.
+    Regrouped {
+        /// Updates done before. An update that was in progress is computed again.
+        update: u64,
+        /// How many times the group has changed since the start.
+        regroups: u64,
+        world: usize,
+        devices: usize,
+        /// From noticing the loss until training continues.
+        seconds: f64,
+    },
+    /// Another rank writes checkpoints and events from now on, because rank 0 was lost.
+    Lead {
+        update: u64,
+        host: String,
+        /// The last update of this run, if it is known.
+        total_updates: u64,
     },
     /// A problem that does not stop the run.
     Warning { message: String },
@@ -125,7 +163,8 @@ pub enum Event {
     /// The last event of a process group.
     End {
         update: u64,
-        /// `finished`, `stopped` (by a signal, with a checkpoint saved) or `failed`.
+        /// `finished`, `stopped` (with a checkpoint saved, by a signal or because too few ranks are
+        /// left) or `failed`.
         outcome: String,
         seconds: f64,
         /// The total time for which updates waited for samples.
@@ -135,6 +174,18 @@ pub enum Event {
         #[serde(default)]
         skipped: u64,
     },
+}
+
+impl Event {
+    /// The update that an event of a single update is about.
+    pub fn update(&self) -> Option<u64> {
+        match self {
+            Event::Update { update, .. } | Event::Valid { update, .. } | Event::NotFinite { update, .. } => {
+                Some(*update)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A config key with its old and new value, as TOML; `None` if it is not set.

@@ -2,10 +2,14 @@
 //! the events and prints it.
 //!
 //! A run may be stopped and resumed, also on other machines. Each [`Event::Start`] begins a process
-//! group. Totals per group, from its last [`Event::Workers`], are added up over the groups. Events
-//! of earlier versions lack some fields; [`Report::missing`] lists what the report lacks then.
+//! group. Totals per group, from its last [`Event::Workers`], are added up over the groups. A group
+//! that loses ranks counts again from zero after each [`Event::Regrouped`], so its totals are the
+//! last ones before each of these and the last ones of all. A worker is identified by its host, its
+//! rank's number at the start of the group, and its device. Events of earlier versions lack some
+//! fields; [`Report::missing`] lists what the report lacks then.
 
 mod advice;
+mod membership_change;
 mod process_group;
 #[cfg(test)]
 mod tests;
@@ -14,7 +18,9 @@ use serde::Serialize;
 
 use crate::format::median;
 use crate::{Event, RankReport, WorkerReport};
-use process_group::ProcessGroup;
+use process_group::{ProcessGroup, WorkersEvent};
+
+pub use membership_change::{Continuation, LeadRecord, LostRecord, MembershipChange};
 
 /// An update that took this many times as long as predicted was disturbed.
 const DISTURBED: f64 = 1.15;
@@ -32,7 +38,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Report {
     pub task: String,
-    /// Ranks and devices of the last process group.
+    /// Ranks and devices of the last process group, when its events begin.
     pub world: usize,
     pub devices: usize,
     pub parameters: usize,
@@ -53,6 +59,8 @@ pub struct Report {
     pub workers: Vec<WorkerSummary>,
     pub ranks: Vec<RankSummary>,
     pub plans: Vec<PlanRecord>,
+    /// Each time that ranks were lost.
+    pub membership_changes: Vec<MembershipChange>,
     /// What the events do not contain.
     pub missing: Vec<String>,
     /// What to improve, the largest gain first; never empty.
@@ -67,7 +75,10 @@ pub struct TimeSpent {
     pub validation_s: f64,
     /// Pauses of training for checkpoints.
     pub checkpoints_s: f64,
-    /// Starting, measuring, and everything else.
+    /// From noticing that ranks were lost until the others continued.
+    pub regrouping_s: f64,
+    /// Starting, measuring, and everything else. Also updates that were not done because ranks were
+    /// lost, until that was noticed.
     pub other_s: f64,
     /// Part of `updates_s`: the slowest rank waited for samples.
     pub data_wait_s: f64,
@@ -153,26 +164,31 @@ impl Report {
             self.process_groups += 1;
             self.task.clone_from(&start.task);
             (self.world, self.devices, self.parameters) = (start.world, start.devices, start.parameters);
+        } else if let Some(continued) = group.membership_changes.all.iter().find_map(|each| each.continued.as_ref()) {
+            (self.world, self.devices) = (continued.world, continued.devices);
         }
+        self.membership_changes.extend(group.membership_changes.all.iter().cloned());
         self.outcome = group.end.as_ref().map(|end| end.outcome.clone());
         self.updates += group.updates.len() as u64;
         self.samples += group.updates.iter().map(|update| update.samples).sum::<u64>();
         let updates_s: f64 = group.updates.iter().map(|update| update.seconds).sum();
-        let known_s = updates_s + group.validation_s + group.checkpoints_s;
+        let regrouping_s = group.membership_changes.regroup_s();
+        let known_s = updates_s + group.validation_s + group.checkpoints_s + regrouping_s;
         let wall_s = group.end.as_ref().map_or(known_s, |end| end.seconds.max(known_s));
         self.spent.wall_s += wall_s;
         self.spent.updates_s += updates_s;
         self.spent.validation_s += group.validation_s;
         self.spent.checkpoints_s += group.checkpoints_s;
+        self.spent.regrouping_s += regrouping_s;
         self.spent.other_s += wall_s - known_s;
         self.spent.data_wait_s += group.updates.iter().map(|update| update.data_wait_s).sum::<f64>();
         for (plan, lost_s) in group.plans.iter().zip(group.lost_until_replanned()) {
             self.spent.lost_until_replanned_s += lost_s;
             self.plans.push(PlanRecord { lost_s, ..plan.clone() });
         }
-        if let Some(workers) = &group.workers {
-            workers.ranks.iter().for_each(|rank| self.add_rank(rank, workers.wall_s));
-            workers.workers.iter().for_each(|worker| self.add_worker(worker, workers.wall_s));
+        for WorkersEvent { workers, ranks, wall_s, .. } in &group.totals {
+            ranks.iter().for_each(|rank| self.add_rank(rank, *wall_s));
+            workers.iter().for_each(|worker| self.add_worker(worker, *wall_s));
         }
     }
 
@@ -238,7 +254,7 @@ impl Report {
     /// Earlier versions recorded fractions, and no seconds that could be added up. So the values of
     /// the last process group are used.
     fn workers_of_earlier_versions(&mut self, groups: &[ProcessGroup]) {
-        let Some(last) = groups.iter().rev().find_map(|group| group.workers.as_ref()) else { return };
+        let Some(last) = groups.iter().rev().find_map(|group| group.totals.last()) else { return };
         let summary = |worker: &WorkerReport| WorkerSummary {
             rank: worker.rank,
             host: worker.host.clone(),
@@ -258,9 +274,9 @@ impl WorkerSummary {
     }
 }
 
-/// The time of the process groups that the worker was part of.
+/// The time of the totals that the worker is part of.
 fn worker_wall_s(groups: &[ProcessGroup], worker: &WorkerSummary) -> f64 {
-    let events = groups.iter().filter_map(|group| group.workers.as_ref());
+    let events = groups.iter().flat_map(|group| &group.totals);
     let with_worker = events.filter(|event| event.workers.iter().any(|other| worker.is_same_device(other)));
     with_worker.map(|event| event.wall_s).sum()
 }
@@ -289,7 +305,14 @@ fn missing(report: &Report, groups: &[ProcessGroup]) -> Vec<String> {
     if report.ranks.is_empty() {
         missing.push("where each rank's time went: no `workers` event has `ranks`".to_owned());
     }
-    let counted: u64 = groups.iter().filter_map(|group| group.workers.as_ref()).map(|workers| workers.updates).sum();
+    if groups.iter().any(|group| group.has_unknown_ranks) {
+        missing.push(
+            "which rank is which after a loss: events of an earlier loss are not in this file, so the ranks after it \
+             have their numbers of that time"
+                .to_owned(),
+        );
+    }
+    let counted: u64 = groups.iter().flat_map(|group| &group.totals).map(|totals| totals.updates).sum();
     if !report.ranks.is_empty() && counted < report.updates {
         missing.push(format!(
             "where the ranks' time went in {} of the {} updates: no `workers` event follows them, for example \

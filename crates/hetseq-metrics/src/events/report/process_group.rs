@@ -1,5 +1,6 @@
 //! The events of one process group, reduced to what a report needs.
 
+use super::membership_change::{Continuation, LostRecord, MembershipChanges};
 use super::{DISTURBED, PlanRecord};
 use crate::{Event, RankReport, WorkerReport};
 
@@ -8,8 +9,14 @@ pub(super) struct ProcessGroup {
     pub(super) start: Option<StartEvent>,
     pub(super) updates: Vec<UpdateEvent>,
     pub(super) plans: Vec<PlanRecord>,
-    /// The last one, which contains the totals since the start.
-    pub(super) workers: Option<WorkersEvent>,
+    /// Totals of the time until the first loss of ranks, until the second, and so on. Ranks have
+    /// their numbers at the start.
+    pub(super) totals: Vec<WorkersEvent>,
+    /// Whether the last of `totals` is of the current ranks: a later event then replaces it.
+    is_current: bool,
+    /// Some of `totals` have numbers of ranks that cannot be translated.
+    pub(super) has_unknown_ranks: bool,
+    pub(super) membership_changes: MembershipChanges,
     pub(super) validation_s: f64,
     pub(super) checkpoints_s: f64,
     pub(super) end: Option<EndEvent>,
@@ -51,22 +58,51 @@ impl ProcessGroup {
         match event {
             Event::Start { task, world, devices, parameters, .. } => {
                 self.start = Some(StartEvent { task, world, devices, parameters });
+                self.membership_changes.start(world);
             }
             Event::Update { update, samples, seconds, data_wait_s, predicted_s, .. } => {
                 let predicted_s = predicted_s.filter(|&predicted_s| predicted_s > 0.0);
                 self.updates.push(UpdateEvent { update, samples, seconds, data_wait_s, predicted_s });
+                self.membership_changes.add_update(update, seconds);
             }
             Event::Plan { update, predicted_s, before_s, gain, samples, .. } => {
                 self.plans.push(PlanRecord { update, predicted_s, before_s, gain, samples, lost_s: 0.0 });
             }
             Event::Workers { updates, wall_s, workers, ranks, .. } => {
-                self.workers = Some(WorkersEvent { updates, wall_s, workers, ranks });
+                self.add_totals(WorkersEvent { updates, wall_s, workers, ranks });
             }
             Event::Valid { seconds, .. } => self.validation_s += seconds,
             Event::Checkpoint { paused_seconds, .. } => self.checkpoints_s += paused_seconds,
             Event::End { outcome, seconds, .. } => self.end = Some(EndEvent { outcome, seconds }),
-            Event::Warning { .. } | Event::EarlyStop { .. } => {}
+            Event::Lost { update, rank, host, reason } => {
+                self.membership_changes.add_lost(update, LostRecord { rank, host, reason });
+            }
+            Event::Lead { update, host, .. } => {
+                // Of the old lead, which has left by itself.
+                self.end = None;
+                self.membership_changes.add_lead(update, host);
+            }
+            Event::Regrouped { update, regroups, world, devices, seconds } => {
+                let before = self.totals.last().filter(|_| self.is_current).map(|totals| totals.ranks.len());
+                let continuation = Continuation { world, devices, regroup_s: seconds, repeated_update_s: None };
+                self.membership_changes.regrouped(update, regroups, before, continuation);
+                self.is_current = false;
+            }
+            Event::Warning { .. } | Event::EarlyStop { .. } | Event::NotFinite { .. } => {}
         }
+    }
+
+    /// Keeps the last totals of the current ranks: each event has the totals since the start, or
+    /// since ranks were lost.
+    fn add_totals(&mut self, mut totals: WorkersEvent) {
+        let changes = &self.membership_changes;
+        totals.workers.iter_mut().for_each(|worker| worker.rank = changes.number_at_start(worker.rank));
+        totals.ranks.iter_mut().for_each(|rank| rank.rank = changes.number_at_start(rank.rank));
+        self.has_unknown_ranks |= changes.are_numbers_unknown();
+        if std::mem::replace(&mut self.is_current, true) {
+            self.totals.pop();
+        }
+        self.totals.push(totals);
     }
 
     /// Measured and predicted seconds of the updates that have both.

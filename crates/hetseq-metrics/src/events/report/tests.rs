@@ -27,8 +27,8 @@ fn plan(update: u64, predicted_s: f64, gain: Option<f64>) -> String {
     format!(r#"{{"event":"plan","update":{update},"predicted_s":{predicted_s}{gain},"samples":[6,4],"factors":[1,1]}}"#)
 }
 
-/// Two ranks with one device each, given by host and seconds of computing, exchange and waiting.
-fn workers(updates: u64, wall_s: f64, ranks: [(&str, f64, f64, f64); 2]) -> String {
+/// Ranks with one device each, given by host and seconds of computing, exchange and waiting.
+fn workers<const N: usize>(updates: u64, wall_s: f64, ranks: [(&str, f64, f64, f64); N]) -> String {
     let worker = |(rank, (host, compute_s, _, wait_s)): (usize, &(&str, f64, f64, f64))| {
         let (speed, idle) = (6.0 - 2.0 * rank as f64, wait_s / wall_s);
         format!(
@@ -52,6 +52,34 @@ fn workers(updates: u64, wall_s: f64, ranks: [(&str, f64, f64, f64); 2]) -> Stri
 
 fn end(outcome: &str, seconds: f64) -> String {
     format!(r#"{{"event":"end","update":9,"outcome":"{outcome}","seconds":{seconds}}}"#)
+}
+
+fn lost(update: u64, rank: usize, host: &str) -> String {
+    format!(r#"{{"event":"lost","update":{update},"rank":{rank},"host":"{host}","reason":"it is gone"}}"#)
+}
+
+fn lead(update: u64, host: &str) -> String {
+    format!(r#"{{"event":"lead","update":{update},"host":"{host}","total_updates":9}}"#)
+}
+
+fn regrouped(update: u64, regroups: u64, world: usize, seconds: f64) -> String {
+    format!(
+        r#"{{"event":"regrouped","update":{update},"regroups":{regroups},"world":{world},"devices":{world},
+           "seconds":{seconds}}}"#
+    )
+}
+
+/// (rank, host, seconds of computing, seconds of its updates) of each rank.
+fn ranks(report: &Report) -> Vec<(usize, &str, f64, f64)> {
+    let rank = |rank: &RankSummary| (rank.seconds.rank, rank.seconds.compute_s, rank.wall_s);
+    let hosts = report.ranks.iter().map(|rank| rank.seconds.host.as_str());
+    report
+        .ranks
+        .iter()
+        .map(rank)
+        .zip(hosts)
+        .map(|((rank, compute_s, wall_s), host)| (rank, host, compute_s, wall_s))
+        .collect()
 }
 
 fn report(lines: &[String]) -> Report {
@@ -173,4 +201,104 @@ fn a_bad_prediction_is_reported() {
     let lines: Vec<String> = (1..9).map(|at| update(at, 2.0, Some(1.0))).collect();
     let advice = report(&lines).advice;
     assert!(advice.last().unwrap().contains("differ from their prediction by 50 %"), "{advice:?}");
+}
+
+/// All ranks are on one host, so that only their numbers tell them apart.
+#[test]
+fn totals_before_and_after_a_loss_are_added_up_per_process() {
+    let lines = [
+        start(4, 0),
+        update(1, 2.0, None),
+        workers(1, 2.0, [("vm", 1.0, 0.0, 0.0), ("vm", 1.1, 0.0, 0.0), ("vm", 1.2, 0.0, 0.0), ("vm", 1.3, 0.0, 0.0)]),
+        lost(1, 1, "vm"),
+        regrouped(1, 1, 3, 0.5),
+        update(2, 3.0, None),
+        update(3, 1.0, None),
+        // An earlier one of the same ranks, which the next replaces.
+        workers(1, 3.0, [("vm", 1.0, 0.0, 0.0), ("vm", 1.0, 0.0, 0.0), ("vm", 1.0, 0.0, 0.0)]),
+        // Rank 2 of the start is rank 1 now and leads from here on.
+        lead(3, "vm"),
+        workers(2, 4.0, [("vm", 2.0, 0.0, 1.0), ("vm", 2.2, 0.0, 1.0), ("vm", 2.3, 0.0, 1.0)]),
+        lost(3, 0, "vm"),
+        regrouped(3, 2, 2, 0.25),
+        update(4, 4.0, None),
+        workers(1, 4.0, [("vm", 3.0, 0.0, 0.0), ("vm", 3.5, 0.0, 0.0)]),
+        end("finished", 12.0),
+    ];
+    let report = report(&lines);
+    let expected = [(0, "vm", 3.0, 6.0), (1, "vm", 1.1, 2.0), (2, "vm", 1.2 + 2.2 + 3.0, 10.0), (3, "vm", 7.1, 10.0)];
+    for (found, expected) in ranks(&report).into_iter().zip(expected) {
+        assert_eq!((found.0, found.1, found.3), (expected.0, expected.1, expected.3));
+        assert!((found.2 - expected.2).abs() < 1e-9, "{found:?}");
+    }
+    assert_eq!((report.ranks.len(), report.workers.len()), (4, 4));
+    assert!((report.workers[2].computing - 0.64).abs() < 1e-9, "{:?}", report.workers[2]);
+    // Its rank waited for 1 of its 10 s.
+    assert!((report.workers[3].idle - 0.1).abs() < 1e-9, "{:?}", report.workers[3]);
+    assert!((report.workers.iter().map(|worker| worker.share).sum::<f64>() - 1.0).abs() < 1e-9);
+    assert_eq!((report.world, report.process_groups, report.outcome.as_deref()), (4, 1, Some("finished")));
+    // Only predictions are missing.
+    assert_eq!(report.missing.len(), 1, "{:?}", report.missing);
+    let spent = report.spent;
+    assert_eq!((spent.wall_s, spent.updates_s, spent.regrouping_s, spent.other_s), (12.0, 10.0, 0.75, 1.25));
+}
+
+#[test]
+fn each_loss_has_its_reason_and_its_cost() {
+    let gone = |rank: usize, host: &str| LostRecord { rank, host: host.to_owned(), reason: "it is gone".to_owned() };
+    let lines = [
+        start(4, 0),
+        update(1, 2.0, None),
+        lost(1, 1, "b"),
+        lost(1, 3, "d"),
+        regrouped(1, 1, 2, 0.5),
+        update(2, 3.0, None),
+        update(3, 1.0, None),
+        // The old lead has failed by itself and has written its end.
+        end("failed", 9.0),
+        lead(3, "c"),
+        lost(3, 0, "a"),
+        regrouped(3, 2, 1, 0.25),
+    ];
+    let report = report(&lines);
+    let expected = [
+        MembershipChange {
+            update: 1,
+            lost: vec![gone(1, "b"), gone(3, "d")],
+            new_lead: None,
+            continued: Some(Continuation { world: 2, devices: 2, regroup_s: 0.5, repeated_update_s: Some(3.0) }),
+        },
+        MembershipChange {
+            update: 3,
+            lost: vec![gone(0, "a")],
+            new_lead: Some(LeadRecord { rank: Some(2), host: "c".to_owned() }),
+            continued: Some(Continuation { world: 1, devices: 1, regroup_s: 0.25, repeated_update_s: None }),
+        },
+    ];
+    assert_eq!(report.membership_changes, expected);
+    assert_eq!((report.outcome, report.spent.wall_s), (None, 6.75));
+    let stopped = Report::new(events(&[update(1, 2.0, None), lost(1, 1, "b")]), Settings::default()).unwrap();
+    assert_eq!((stopped.membership_changes.len(), &stopped.membership_changes[0].continued), (1, &None));
+}
+
+/// Without a shared run directory, a new lead writes a file of its own, from its first update on.
+#[test]
+fn a_file_of_a_new_lead_lacks_what_was_before() {
+    let before = [("b", 1.0, 0.0, 0.0), ("b", 1.1, 0.0, 0.0), ("b", 1.2, 0.0, 0.0)];
+    let after = [("b", 1.0, 0.0, 0.0), ("b", 1.0, 0.0, 0.0)];
+    let lines = |regroups: u64, lost_rank: usize| {
+        let loss = [lead(5, "b"), workers(5, 2.0, before), lost(5, lost_rank, "b"), regrouped(5, regroups, 2, 0.5)];
+        let later = [update(6, 3.0, None), workers(1, 3.0, after), end("finished", 9.0)];
+        loss.into_iter().chain(later).collect::<Vec<_>>()
+    };
+    // The first loss: numbers are those of the start.
+    let first = report(&lines(1, 0));
+    assert_eq!(ranks(&first), [(0, "b", 1.0, 2.0), (1, "b", 2.1, 5.0), (2, "b", 2.2, 5.0)]);
+    assert_eq!(first.membership_changes[0].new_lead, Some(LeadRecord { rank: Some(1), host: "b".to_owned() }));
+    let is_about_ranks = |text: &String| text.starts_with("which rank is which");
+    assert!(!first.missing.iter().any(is_about_ranks), "{:?}", first.missing);
+    // A later one: which ranks were lost before is not known.
+    let second = report(&lines(2, 0));
+    assert_eq!(second.membership_changes[0].new_lead, Some(LeadRecord { rank: None, host: "b".to_owned() }));
+    assert!(second.missing.iter().any(is_about_ranks), "{:?}", second.missing);
 }

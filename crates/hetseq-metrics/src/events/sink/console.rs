@@ -181,6 +181,34 @@ impl Sink for Console {
                 ));
             }
             Event::Plan { .. } => {}
+            Event::NotFinite { update, ranks, samples, in_a_row } => {
+                let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+                let first: Vec<String> = samples.iter().take(8).map(u32::to_string).collect();
+                let more = if samples.len() > first.len() { ", ..." } else { "" };
+                self.print(&format!(
+                    "warning: skipped update {}: the gradient of rank {} is not finite, {in_a_row} in a row (samples {}{more})",
+                    thousands(*update),
+                    ranks.join(", "),
+                    first.join(", ")
+                ));
+            }
+            Event::Lost { rank, host, reason, .. } => self.print(&format!("lost   rank {rank} ({host}): {reason}")),
+            Event::Regrouped { update, world, devices, seconds, .. } => {
+                let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
+                let took = duration(*seconds);
+                self.print(&format!(
+                    "continuing after update {} with {ranks} and {devices} ({took})",
+                    thousands(*update)
+                ));
+            }
+            Event::Lead { update, host, total_updates } => {
+                self.total = *total_updates;
+                if let Some(bar) = &self.bar {
+                    bar.set_length(*total_updates);
+                    bar.set_position(*update);
+                }
+                self.print(&format!("this rank ({host}) writes checkpoints and metrics from now on: rank 0 was lost"));
+            }
             Event::Warning { message } => self.print(&format!("warning: {message}")),
             Event::EarlyStop { update, message, .. } => {
                 self.print(&format!("stopping early after update {}: {message}", thousands(*update)));

@@ -24,17 +24,19 @@ impl JsonLines {
     /// again. Also removes an incomplete last line. Everything else in the file stays.
     pub fn open(path: &Path, at: u64) -> std::io::Result<Self> {
         if path.exists() {
-            let text = fs_err::read(path)?;
-            let remaining: Vec<u8> = text
-                .split_inclusive(|&byte| byte == b'\n')
-                .filter(|line| line.ends_with(b"\n") && !is_later(line, at))
-                .flatten()
-                .copied()
-                .collect();
+            let (text, remaining) = lines_until(path, at)?;
             if remaining.len() < text.len() {
                 hetseq_fs::replace(path, &remaining)?;
             }
         }
+        Ok(JsonLines { path: path.to_owned(), file: append(path)?, torn: false })
+    }
+
+    /// Like [`JsonLines::open`], but another process may still have the file open: it loses it, so
+    /// that nothing it writes from now on gets into the file.
+    pub fn take_over(path: &Path, at: u64) -> std::io::Result<Self> {
+        let remaining = if path.exists() { lines_until(path, at)?.1 } else { Vec::new() };
+        hetseq_fs::replace(path, &remaining)?;
         Ok(JsonLines { path: path.to_owned(), file: append(path)?, torn: false })
     }
 
@@ -43,6 +45,10 @@ impl JsonLines {
         let mut line = serde_json::to_vec(object)?;
         line.push(b'\n');
         if self.file.metadata()?.nlink() == 0 {
+            if self.path.exists() {
+                // Another process has taken over the file.
+                return Ok(());
+            }
             // The file was deleted, so further writes to it would be lost.
             fs_err::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
             (self.file, self.torn) = (append(&self.path)?, false);
@@ -65,6 +71,14 @@ impl JsonLines {
     }
 }
 
+/// The content of a file, and the complete lines of it that are not about updates after `at`.
+fn lines_until(path: &Path, at: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
+    let text = fs_err::read(path)?;
+    let lines = text.split_inclusive(|&byte| byte == b'\n');
+    let remaining = lines.filter(|line| line.ends_with(b"\n") && !is_later(line, at)).flatten().copied().collect();
+    Ok((text, remaining))
+}
+
 fn append(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
@@ -77,12 +91,29 @@ fn is_later(line: &[u8], at: u64) -> bool {
     serde_json::from_slice::<Numbered>(line).is_ok_and(|line| line.update > at)
 }
 
+fn is_validation(line: &[u8], after: u64) -> bool {
+    matches!(serde_json::from_slice(line), Ok(Event::Valid { update, .. }) if update == after)
+}
+
 /// The sink that writes every event to a file.
 pub struct Journal(JsonLines);
 
 impl Journal {
     pub fn open(path: &Path, at: u64) -> std::io::Result<Self> {
         JsonLines::open(path, at).map(Journal)
+    }
+
+    /// See [`JsonLines::take_over`]. If `repeats_validation`, the validation after update `at` is
+    /// removed, too.
+    pub fn take_over(path: &Path, at: u64, repeats_validation: bool) -> std::io::Result<Self> {
+        let lines = JsonLines::take_over(path, at)?;
+        if repeats_validation {
+            let text = fs_err::read(path)?;
+            let remaining = text.split_inclusive(|&byte| byte == b'\n').filter(|line| !is_validation(line, at));
+            hetseq_fs::replace(path, &remaining.flatten().copied().collect::<Vec<u8>>())?;
+            return JsonLines::open(path, at).map(Journal);
+        }
+        Ok(Journal(lines))
     }
 }
 
