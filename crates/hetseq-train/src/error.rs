@@ -42,6 +42,10 @@ pub enum TrainError {
     /// The group failed while training.
     #[error("{reason}. The last checkpoint is {last}; the same command resumes from there")]
     Interrupted { reason: Box<CommError>, last: String },
+    /// This rank stops though nothing is wrong with it: too few ranks are left, or the others
+    /// continue without it.
+    #[error("{reason}. {saved}")]
+    CutOff { reason: String, saved: String },
     #[error(transparent)]
     Data(#[from] DataError),
     /// The updates cannot be split among these devices.
@@ -67,10 +71,11 @@ pub enum TrainError {
     )]
     Damaged { path: PathBuf, reason: String },
     #[error(
-        "update {update}: the gradient is not finite (norm {norm}); loss was {loss}. The parameters were left as they \
-         were before it. Lower optim.lr, set optim.clip_norm or lengthen the warm-up, and resume from {last}"
+        "update {update}: the gradient is not finite (norm {norm}), {in_a_row} times in a row (run.max_bad_updates); loss was \
+         {loss}. The parameters were left as they were before. Lower optim.lr, set optim.clip_norm or lengthen the warm-up, \
+         and resume from {last}"
     )]
-    NotFinite { update: u64, norm: f64, loss: f64, last: String },
+    NotFinite { update: u64, norm: f64, loss: f64, in_a_row: u64, last: String },
     #[error(
         "update {update} made a value that is not finite: {what}. The run has diverged, and nothing after {last} was saved. \
          Lower optim.lr, set optim.clip_norm or lengthen the warm-up (optim.schedule), and start again: the same command \
@@ -91,6 +96,11 @@ impl TrainError {
         matches!(self, TrainError::Config(_) | TrainError::Task { .. })
             || matches!(self, TrainError::Comm(CommError::Mismatch { .. }))
             || matches!(self, TrainError::Optim(_) | TrainError::Data(_) | TrainError::Balance(_))
+    }
+
+    /// Whether only this rank is affected, so that the others can continue without it.
+    pub(crate) fn is_of_this_rank(&self) -> bool {
+        matches!(self, TrainError::Device { .. } | TrainError::Loader(_) | TrainError::Io { .. })
     }
 
     /// The error for a checkpoint that cannot be used.

@@ -171,6 +171,11 @@ impl Checkpoints {
         }
         let path = self.path(snapshot.update());
         written.map_err(|reason| SaveError::new(&path, reason, snapshot.size_bytes()))?;
+        if self.steps().last() != Some(&snapshot.update()) {
+            // The ranks that continue without this process have saved later checkpoints. Links and
+            // old checkpoints are theirs.
+            return Ok(Saved { path, warnings });
+        }
         warnings.extend(self.set_link("last", snapshot.update()));
         if snapshot.is_best() {
             warnings.extend(self.set_link("best", snapshot.update()));
@@ -182,7 +187,8 @@ impl Checkpoints {
     /// Writes under a temporary name, then renames. Removes the partial files if that fails.
     fn write(&self, snapshot: &Snapshot) -> io::Result<()> {
         let path = self.path(snapshot.update());
-        let temporary = self.dir.join(format!("{TEMPORARY}step-{}", snapshot.update()));
+        // Another process may write the same one, if the ranks continue without this one.
+        let temporary = self.dir.join(format!("{TEMPORARY}step-{}-{}", snapshot.update(), std::process::id()));
         let write = || {
             if temporary.exists() {
                 fs::remove_dir_all(&temporary)?;
@@ -191,12 +197,15 @@ impl Checkpoints {
                 self.create()?;
             }
             write_files(&temporary, snapshot)?;
-            if path.exists() {
-                // Left by an attempt that failed after the rename, when flushing the directory
-                // failed.
-                self.delete(snapshot.update())?;
+            if path.exists() && verify(&path, CheckpointPart::All).is_ok() {
+                // Of an attempt that failed when the directory was flushed, or of another process.
+                fs::remove_dir_all(&temporary)?;
+            } else {
+                if path.exists() {
+                    self.delete(snapshot.update())?;
+                }
+                fs::rename(&temporary, &path)?;
             }
-            fs::rename(&temporary, &path)?;
             sync_dir(&self.dir)
         };
         write().inspect_err(|_| _ = fs::remove_dir_all(&temporary))

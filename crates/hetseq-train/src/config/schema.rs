@@ -31,6 +31,8 @@ pub struct Config<C> {
     #[serde(default)]
     pub comm: Comm,
     #[serde(default)]
+    pub elastic: Elastic,
+    #[serde(default)]
     pub emulate: Emulate,
     #[serde(default)]
     pub debug: Debug,
@@ -39,8 +41,8 @@ pub struct Config<C> {
 impl<C> Config<C> {
     /// The same config with another table for the task.
     pub(crate) fn with_task<D>(self, task: D) -> Config<D> {
-        let Config { run, task: _, batch, optim, valid, checkpoint, comm, emulate, debug } = self;
-        Config { run, task, batch, optim, valid, checkpoint, comm, emulate, debug }
+        let Config { run, task: _, batch, optim, valid, checkpoint, comm, elastic, emulate, debug } = self;
+        Config { run, task, batch, optim, valid, checkpoint, comm, elastic, emulate, debug }
     }
 }
 
@@ -84,6 +86,10 @@ pub struct Run {
     /// The most memory of each GPU, in MiB, that it may use; by default what its driver reports as
     /// free.
     pub gpu_memory_mib: Option<u64>,
+    /// Updates in a row that may be skipped because their gradients are infinite or NaN. One more ends
+    /// the run.
+    #[serde(default = "five")]
+    pub max_bad_updates: u64,
     /// Updates between comparisons of the parameters' checksums over all ranks; 0 is never.
     #[serde(default = "hundred")]
     pub checksum_every: u64,
@@ -212,7 +218,7 @@ impl Comm {
 impl Default for Comm {
     fn default() -> Self {
         Comm {
-            silence_s: 60.0,
+            silence_s: 10.0,
             progress_s: 1800.0,
             join_s: 300.0,
             encrypt: false,
@@ -223,6 +229,23 @@ impl Default for Comm {
             shard_weight: None,
             measure_links: true,
         }
+    }
+}
+
+/// What a run does when it loses ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Elastic {
+    /// Continue with the ranks that are left. Otherwise all stop, and the run resumes from its last
+    /// checkpoint.
+    pub enabled: bool,
+    /// Stop if fewer ranks than this are left.
+    pub min_workers: usize,
+}
+
+impl Default for Elastic {
+    fn default() -> Self {
+        Elastic { enabled: true, min_workers: 1 }
     }
 }
 
@@ -239,6 +262,8 @@ pub struct Emulate {
     pub lost: Vec<FaultAt>,
     /// Devices that hang in an update and never answer again.
     pub hung: Vec<FaultAt>,
+    /// Devices whose gradients are NaN in an update.
+    pub not_finite: Vec<FaultAt>,
     /// Updates in which the gradients of devices that compute in `f16` overflow.
     pub overflow: Vec<u64>,
 }
@@ -355,6 +380,9 @@ pub struct Reset {
 fn one() -> u64 {
     1
 }
+fn five() -> u64 {
+    5
+}
 fn twenty() -> f64 {
     20.0
 }
@@ -378,7 +406,10 @@ mod tests {
         let config: Config<toml::Table> = toml::from_str(text).unwrap();
         let table = toml::Table::try_from(&config).unwrap();
         let keys = |section: &str| table[section].as_table().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
-        assert_eq!(keys("run"), "checksum_every devices log_every max_epochs precision prefetch seed task");
+        assert_eq!(
+            keys("run"),
+            "checksum_every devices log_every max_bad_updates max_epochs precision prefetch seed task"
+        );
         assert_eq!(keys("optim"), "betas lr momentum name nesterov weight_decay");
         assert_eq!((keys("valid").as_str(), keys("batch").contains("micro")), ("every", false));
         // As it is written to the run directory.

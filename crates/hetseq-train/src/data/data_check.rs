@@ -79,6 +79,11 @@ impl DataCheck {
         }
     }
 
+    /// Forgets whether the data of all ranks has passed: the ranks have changed.
+    pub(crate) fn ask_again(&mut self) {
+        self.has_passed = self.verification.is_none();
+    }
+
     /// Waits until the data of all ranks has passed. A collective: all ranks call it at the same
     /// point. If the data of one is damaged, all return the same error. `timeout` limits reading
     /// without progress.

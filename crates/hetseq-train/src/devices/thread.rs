@@ -171,6 +171,12 @@ impl DeviceThread {
         }
         let (before, has_jobs) = (thread_cpu_time(), !jobs.is_empty());
         let (mut sums, most_tokens) = self.train(replica, jobs, params, faults)?;
+        if has_jobs
+            && happens(&faults.not_finite)
+            && let Some(first) = sums.flat.first_mut()
+        {
+            *first = f32::NAN;
+        }
         if has_jobs && replica.precision() == Dtype::F16 && faults.overflows.contains(&params.update) {
             sums.has_overflowed = true;
         }

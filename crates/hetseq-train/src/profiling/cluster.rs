@@ -20,12 +20,32 @@ pub(crate) struct ClusterProfile {
     pub(crate) local: Range<usize>,
     /// Per rank, the cache key of its measurements; none if nothing was measured.
     pub(crate) keys: Vec<Option<ProbeKey>>,
+    /// Per rank, its number at the start.
+    pub(crate) original_ranks: Vec<usize>,
 }
 
 /// What a rank sends: its configured shard weight, the cache key of its measurements, its devices.
 type RankReport = (Option<f64>, Option<ProbeKey>, Vec<DeviceProfile>);
 
 impl ClusterProfile {
+    /// A cluster without ranks, of a profile without ranks.
+    pub(crate) fn empty(profile: Profile) -> Self {
+        ClusterProfile { profile, members: Vec::new(), local: 0..0, keys: Vec::new(), original_ranks: Vec::new() }
+    }
+
+    /// Keeps only the `survivors`, in this order. `rank` is the new number of this rank.
+    pub(crate) fn keep(&mut self, survivors: &[usize], rank: usize) {
+        let keep = |at: &usize| survivors.contains(at);
+        let kept: Vec<usize> = (0..self.profile.ranks.len()).filter(keep).collect();
+        self.profile.ranks = kept.iter().map(|&at| self.profile.ranks[at].clone()).collect();
+        self.keys = kept.iter().map(|&at| self.keys[at].clone()).collect();
+        self.original_ranks = kept.iter().map(|&at| self.original_ranks[at]).collect();
+        let renumbered = |(at, name): &(usize, String)| Some((kept.iter().position(|old| old == at)?, name.clone()));
+        self.members = self.members.iter().filter_map(renumbered).collect();
+        let of_rank = |wanted: usize| self.members.iter().filter(|(at, _)| *at < wanted).count();
+        self.local = of_rank(rank)..of_rank(rank + 1);
+    }
+
     /// Exchanges the devices of all ranks. `links` and `template`, the profile without ranks, are
     /// equal on all ranks.
     pub(crate) fn exchange(
@@ -50,7 +70,9 @@ impl ClusterProfile {
             let link = links.get(rank).copied().unwrap_or_default();
             ranks.push(RankProfile { host: group.host(rank).to_owned(), devices, host_s: 0.0, link, shard_weight });
         }
-        Ok(ClusterProfile { profile: Profile { ranks, ..template }, members, local: local_devices, keys })
+        let original_ranks = (0..ranks.len()).collect();
+        let profile = Profile { ranks, ..template };
+        Ok(ClusterProfile { profile, members, local: local_devices, keys, original_ranks })
     }
 
     /// The measurements, for the next start.

@@ -1,6 +1,8 @@
 //! Events of a run: rank 0 sends them to `metrics.jsonl` and to the terminal, other ranks drop
 //! them. Also writes the debug output of `debug.audit` and `debug.gradients`.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,8 +30,18 @@ pub(crate) struct RunEvents {
     journal: Option<Arc<Background>>,
     /// Set when the journal's queue is full.
     overflow: Option<Overflow>,
-    audit: Option<JsonLines>,
+    audit: Option<Audit>,
     gradients: bool,
+}
+
+/// The files of `debug.audit`, one per rank. Rank 0 writes them all, from the headers of the ranks:
+/// only then is an update done.
+struct Audit {
+    /// The updates done before.
+    at: u64,
+    /// Another process may have them open.
+    takes_over: bool,
+    files: BTreeMap<usize, JsonLines>,
 }
 
 impl RunEvents {
@@ -44,15 +56,30 @@ impl RunEvents {
         } else {
             None
         };
-        let audit = if config.debug.audit {
-            fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
-            let path = dir.join(format!("audit-rank-{rank}.jsonl"));
-            Some(JsonLines::open(&path, at).map_err(TrainError::io(doing()))?)
-        } else {
-            None
-        };
+        let is_audited = config.debug.audit && rank == 0;
+        let audit = is_audited.then(|| Audit { at, takes_over: false, files: BTreeMap::new() });
         let gradients = config.debug.gradients && rank == 0;
         Ok(RunEvents { dir: dir.to_owned(), journal, overflow: None, audit, gradients })
+    }
+
+    /// Continues on this rank what the lost rank 0 did. The run has done `at` updates; if
+    /// `repeats_boundary`, the validation after the last one is repeated. Returns the events that the
+    /// lost rank has written.
+    pub(crate) fn take_over(
+        &mut self,
+        config: &RunConfig,
+        dir: &Path,
+        at: u64,
+        repeats_boundary: bool,
+    ) -> Result<Vec<Event>, TrainError> {
+        let doing = || format!("taking over {}", dir.join(JOURNAL).display());
+        let journal = Journal::take_over(&dir.join(JOURNAL), at, repeats_boundary).map_err(TrainError::io(doing()))?;
+        terminal::show(config.run.log_every);
+        self.journal = Some(Arc::new(Background::start(JOURNAL, Box::new(journal)).map_err(TrainError::io(doing()))?));
+        self.audit = config.debug.audit.then(|| Audit { at, takes_over: true, files: BTreeMap::new() });
+        self.gradients = config.debug.gradients;
+        let text = fs::read_to_string(dir.join(JOURNAL)).map_err(TrainError::io(doing()))?;
+        Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
     /// Queues `event`. Never blocks, except for the last event of a run. Errors of earlier events
@@ -116,16 +143,33 @@ impl RunEvents {
         self.journal.is_some()
     }
 
-    /// `debug.audit`: writes which `samples` this rank computes in update number `update`.
+    /// `debug.audit`, on rank 0: writes which samples each of `ranks` has computed in update number
+    /// `update`.
     pub(crate) fn audit(
         &mut self,
         update: u64,
         epoch: u64,
-        samples: impl FnOnce() -> Vec<u32>,
+        ranks: &[usize],
+        computed: &[Vec<u32>],
     ) -> Result<(), TrainError> {
-        let Some(audit) = &mut self.audit else { return Ok(()) };
-        let line = serde_json::json!({ "update": update, "epoch": epoch, "samples": samples() });
-        audit.write(&line).map_err(TrainError::io("writing the audit"))
+        let Some(Audit { at, takes_over, files }) = &mut self.audit else { return Ok(()) };
+        let dir = &self.dir;
+        let mut write = |rank: usize, samples: &[u32]| {
+            let file = match files.entry(rank) {
+                Entry::Occupied(file) => file.into_mut(),
+                Entry::Vacant(entry) => {
+                    let path = dir.join(format!("audit-rank-{rank}.jsonl"));
+                    let open = if *takes_over { JsonLines::take_over } else { JsonLines::open };
+                    entry.insert(open(&path, *at)?)
+                }
+            };
+            file.write(&serde_json::json!({ "update": update, "epoch": epoch, "samples": samples }))
+        };
+        ranks
+            .iter()
+            .zip(computed)
+            .try_for_each(|(&rank, samples)| write(rank, samples))
+            .map_err(TrainError::io("writing the audit"))
     }
 
     /// `debug.gradients`: writes the reduced gradient of update number `update`, before clipping.

@@ -2,6 +2,7 @@
 //! Rank 0 holds it while it trains.
 
 use std::fs::TryLockError;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use fs_err as fs;
@@ -14,6 +15,21 @@ pub(crate) struct RunLock {
 }
 
 impl RunLock {
+    /// Takes the lock if it is free. A rank that leads from now on continues without it: rank 0, which
+    /// was lost, may hold it until its process ends.
+    pub(crate) fn try_take(dir: &Path) -> Option<Self> {
+        let (file, _) = fs::File::create(dir.join(".lock")).ok()?.into_parts();
+        file.try_lock().ok().map(|()| RunLock { _file: file })
+    }
+
+    /// Whether the file is still in the directory: the directory may have been removed meanwhile.
+    pub(crate) fn is_in_place(&self, dir: &Path) -> bool {
+        let inode = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let held = self._file.metadata().map(inode);
+        let found = fs::metadata(dir.join(".lock")).map(inode);
+        matches!((held, found), (Ok(held), Ok(found)) if held == found)
+    }
+
     /// Takes the lock, or fails at once if another process holds it. On a file system without locks
     /// it only logs a warning.
     pub(crate) fn take(dir: &Path) -> Result<Self, TrainError> {
@@ -56,7 +72,12 @@ mod tests {
         let held = RunLock::take(dir.path()).unwrap();
         assert!(RunLock::take(dir.path()).err().unwrap().to_string().contains("another process is training"));
         drop(held);
-        RunLock::take(dir.path()).unwrap();
+        let held = RunLock::take(dir.path()).unwrap();
+        assert!(held.is_in_place(dir.path()));
+        fs::remove_file(dir.path().join(".lock")).unwrap();
+        assert!(!held.is_in_place(dir.path()));
+        let _other = RunLock::take(dir.path()).unwrap();
+        assert!(!held.is_in_place(dir.path()));
     }
 
     #[test]

@@ -1,27 +1,23 @@
 //! Between updates: validation, checkpoints (`checkpointing.rs`), the end of the run. The loop
 //! calls it on all ranks after the same update.
 
-use crate::data::update_sampler::PlannedUpdate;
 use crate::error::TrainError;
 use crate::run_dir::events::at_update;
 use crate::task::{Metric, Split};
 use crate::trainer::evaluate::evaluate;
-use crate::trainer::header::MergedHeader;
 use crate::trainer::state::Best;
 
+use super::boundary::Boundary;
 use super::{RunOutcome, Trainer};
 
 impl Trainer {
     /// Validates and saves if they are due after the update just done. A run that stops is always
-    /// saved; one that ends is validated and saved. `next` is the header of the next update.
-    /// Returns the outcome if the run ends here, before its planned end.
-    pub(super) fn after_update(
-        &mut self,
-        update: &PlannedUpdate,
-        next: &MergedHeader,
-    ) -> Result<Option<RunOutcome>, TrainError> {
+    /// saved; one that ends is validated and saved. Returns the outcome if the run ends here, before
+    /// its planned end.
+    pub(super) fn after_update(&mut self) -> Result<Option<RunOutcome>, TrainError> {
+        let Some(next) = self.boundary.as_ref().map(Boundary::decisions) else { return Ok(None) };
         let cursor = self.learner.state.cursor.clone();
-        let (updates, epoch, epoch_ended) = (cursor.updates, cursor.epoch, cursor.epoch != update.epoch);
+        let (updates, epoch, epoch_ended) = (cursor.updates, cursor.epoch, cursor.epoch != next.epoch);
         let is_last = self.pipeline.sampler.at(&cursor).is_none();
         let ends = next.ends || is_last;
         let validates = ends || self.config.valid.every.is_due(updates, epoch, epoch_ended);
@@ -34,6 +30,7 @@ impl Trainer {
         if next.stop.is_some() || ends || ends_early || is_best || is_due {
             self.save()?;
         }
+        self.leave_boundary();
         if ends_early {
             return self.end_early().map(Some);
         }
@@ -87,7 +84,7 @@ impl Trainer {
         };
         let epoch = state.epoch_shown();
         self.observer.note_skipped(Split::Valid, &evaluation.skipped);
-        self.observer.events.emit(&evaluation.event(updates, epoch));
+        self.observer.hold(evaluation.event(updates, epoch));
         Ok(is_best)
     }
 }

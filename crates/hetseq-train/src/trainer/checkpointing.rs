@@ -3,6 +3,7 @@
 //! the same update: nothing is saved unless all replicas are equal.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use crate::config::{Checkpoint, Every, OnSaveError};
 use crate::error::TrainError;
 use crate::run_dir::events::at_update;
 use crate::run_dir::lock::RunLock;
+use crate::run_dir::run_files::write_run_files;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::state::{Best, State};
 
@@ -42,7 +44,7 @@ pub(crate) struct Checkpointing {
     /// Warnings about saved checkpoints that were already reported.
     reported_warnings: BTreeSet<String>,
     /// Held while this process uses the run directory (rank 0).
-    _lock: Option<RunLock>,
+    lock: Option<RunLock>,
 }
 
 impl Checkpointing {
@@ -66,13 +68,44 @@ impl Checkpointing {
             last_saved: Some(state.cursor.updates).filter(|&updates| updates > 0),
             warned_of_waiting: false,
             reported_warnings: BTreeSet::new(),
-            _lock: lock,
+            lock,
         }
     }
 
     /// The update of the newest complete checkpoint; on rank 0.
     pub(super) fn saved(&self) -> Option<u64> {
         self.writer.as_ref().and_then(CheckpointWriter::saved)
+    }
+
+    pub(super) fn store(&self) -> &Checkpoints {
+        &self.store
+    }
+
+    /// Starts to save on this rank, which leads from now on. What is not on its disk is not saved.
+    pub(super) fn take_over(&mut self, writer: Option<CheckpointWriter>, lock: Option<RunLock>, state: &mut State) {
+        let steps = self.store.steps();
+        (self.writer, self.lock) = (writer, lock);
+        self.last_saved = steps.last().copied();
+        self.bests.retain(|best| steps.contains(&best.update));
+        self.reconsider_best(state);
+    }
+
+    /// The number of bests so far.
+    pub(super) fn bests(&self) -> usize {
+        self.bests.len()
+    }
+
+    /// Forgets the bests after the first `count`.
+    pub(super) fn restore_bests(&mut self, count: usize) {
+        self.bests.truncate(count);
+    }
+
+    /// Takes the best of a state that was copied from another rank.
+    pub(super) fn follow_best(&mut self, state: &State) {
+        let is_new = |best: &&Best| self.bests.iter().all(|other| other.update != best.update);
+        if let Some(best) = state.best.as_ref().filter(is_new) {
+            self.bests.push(best.clone());
+        }
     }
 
     /// Adds the validation just done, which is the best so far.
@@ -110,6 +143,7 @@ impl Checkpointing {
         session.finish_data_check(self.timeout)?;
         self.wait_for_previous(&mut learner.state, observer)?;
         self.compare_replicas(learner, session)?;
+        self.restore_run_dir(session.group.world(), observer)?;
         let Some(writer) = &mut self.writer else { return Ok(()) };
         if writer.saved() == Some(updates) {
             return Ok(());
@@ -121,6 +155,29 @@ impl Checkpointing {
         let spare = writer.spare();
         let snapshot = Snapshot::take(&self.constants, &learner.state, &learner.parameters, &learner.slots(), spare);
         writer.begin(snapshot, started.elapsed())
+    }
+
+    /// On rank 0: writes the files of a run directory that was removed, and locks it again. Fails if
+    /// another process trains there now.
+    fn restore_run_dir(&mut self, world: usize, observer: &mut Observer) -> Result<(), TrainError> {
+        let (Some(lock), Some(dir)) = (&self.lock, self.store.dir().parent()) else { return Ok(()) };
+        if lock.is_in_place(dir) {
+            return Ok(());
+        }
+        observer.warn(format!("{} was removed: restoring config.toml, env.json and the lock", dir.display()));
+        let lock = RunLock::take(dir)?;
+        write_run_files(dir, &self.constants.config, world)?;
+        self.lock = Some(lock);
+        Ok(())
+    }
+
+    /// Saves the current state in this rank's own run directory, without the other ranks.
+    pub(super) fn save_alone(&self, learner: &mut Learner) -> Result<PathBuf, TrainError> {
+        self.store.prepare()?;
+        learner.complete_state();
+        let snapshot = Snapshot::take(&self.constants, &learner.state, &learner.parameters, &learner.slots(), None);
+        let saved = self.store.save(&snapshot, self.config.keep);
+        saved.map(|saved| saved.path).map_err(|error| self.unsaved(error, "This rank stops"))
     }
 
     /// Waits for the checkpoint under way: only one is written at a time.

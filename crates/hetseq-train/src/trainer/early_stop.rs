@@ -89,19 +89,19 @@ impl Trainer {
             self.save()?;
         }
         self.finish_saves()?;
+        // The header was the last exchange. With this one all ranks end as rank 0 does.
+        self.session.group.barrier()?;
         if merged.ends {
             self.emit_early_stop();
         }
-        // The header was the last exchange. With this one all ranks end as rank 0 does.
-        self.session.group.barrier()?;
         Ok(Some(if merged.ends { RunOutcome::Finished } else { RunOutcome::Stopped }))
     }
 
     /// Ends the run after an update that was validated and saved.
     pub(super) fn end_early(&mut self) -> Result<RunOutcome, TrainError> {
         self.finish_saves()?;
-        self.emit_early_stop();
         self.final_sync()?;
+        self.emit_early_stop();
         Ok(RunOutcome::Finished)
     }
 

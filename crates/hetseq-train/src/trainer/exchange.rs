@@ -15,6 +15,7 @@ use crate::run_dir::events::at_update;
 use crate::task::{Split, skipped_samples};
 use crate::trainer::header::{MergedHeader, RankTime, UpdateHeader, merge_headers};
 
+use super::in_progress::InProgress;
 use super::rank_contribution::{ContributionSources, RankContribution};
 use super::{Trainer, messages};
 
@@ -58,10 +59,25 @@ impl Trainer {
         Ok(NextUpdate { work: update.zip(loaded), merged })
     }
 
+    /// Returns the update that was in progress when ranks were lost, with what this rank has to
+    /// compute of it again. None if it starts from the beginning.
+    pub(super) fn resumed_update(&mut self) -> Result<Option<NextUpdate>, TrainError> {
+        let Some(in_progress) = &self.in_progress else { return Ok(None) };
+        let merged = in_progress.header.clone();
+        let update = self.pipeline.sampler.at(&self.learner.state.cursor);
+        let loaded = self.pipeline.loader.take()?;
+        Ok(Some(NextUpdate { work: update.map(|update| (update, loaded)), merged }))
+    }
+
     /// Sums the gradients of `update` over all ranks, and returns the next update. This rank sends
     /// its gradients and its header when they are ready; it receives from other ranks while its
     /// devices compute.
-    pub(super) fn reduce(&mut self, update: &PlannedUpdate) -> Result<(ReducedGradient, NextUpdate), TrainError> {
+    /// `agreed` is the header of `update`.
+    pub(super) fn reduce(
+        &mut self,
+        update: &PlannedUpdate,
+        agreed: &MergedHeader,
+    ) -> Result<(ReducedGradient, NextUpdate), TrainError> {
         let after = self.learner.cursor_after(update);
         let next = self.pipeline.sampler.at(&after);
         let header = self.header(&after, next.as_ref());
@@ -71,7 +87,8 @@ impl Trainer {
         let rank_label = self.session.rank_label();
         let sources =
             ContributionSources { devices: &mut self.session.devices, loader: &self.pipeline.loader, stop: &self.stop };
-        let mut contribution = RankContribution::new(sources, header, rank_label, next.is_some());
+        let in_progress = self.in_progress.get_or_insert_with(|| InProgress::new(agreed.clone()));
+        let mut contribution = RankContribution::new(sources, in_progress, header, rank_label, next.is_some());
         let summed = self.session.group.all_reduce(&shards, wire, algorithm, || contribution.next())?;
         let RankContribution { loaded, adding, data_wait, .. } = contribution;
         self.observer.rank = RankTime {
@@ -109,7 +126,14 @@ impl Trainer {
             overflow: None,
             lost: Vec::new(),
             skipped: Vec::new(),
+            computed: self.audited_samples(),
         }
+    }
+
+    /// With `debug.audit`: the samples that this rank computes in the update in progress.
+    fn audited_samples(&self) -> Vec<u32> {
+        let samples = self.in_progress.as_ref().filter(|_| self.config.debug.audit);
+        samples.map_or_else(Vec::new, |in_progress| in_progress.samples.clone())
     }
 
     /// Exchanges headers without gradients and without times of devices.
@@ -166,7 +190,7 @@ impl Trainer {
         Ok(())
     }
 
-    fn disagreement(&self, what: &'static str, detail: String) -> TrainError {
+    pub(super) fn disagreement(&self, what: &'static str, detail: String) -> TrainError {
         let (update, last) = (self.learner.updates(), self.checkpointing.last_checkpoint());
         TrainError::Disagreement { update, what, detail, last }
     }

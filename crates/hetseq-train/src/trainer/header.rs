@@ -45,6 +45,8 @@ pub(crate) struct UpdateHeader {
     /// Samples of this update that this rank could not read. `samples` includes them, `counts` does
     /// not.
     pub(crate) skipped: Vec<SkippedSample>,
+    /// With `debug.audit`: the samples that this rank has computed in the update before.
+    pub(crate) computed: Vec<u32>,
 }
 
 /// A device's times, as integers so that every rank computes the same split from them.
@@ -81,7 +83,7 @@ pub(crate) struct RankTime {
 }
 
 /// The headers of all ranks, merged. Equal on all ranks.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MergedHeader {
     pub(crate) counts: Vec<u64>,
     /// The first rank that was asked to stop.
@@ -97,6 +99,8 @@ pub(crate) struct MergedHeader {
     pub(crate) overflow: Option<bool>,
     pub(crate) lost: Vec<LostDevice>,
     pub(crate) skipped: Vec<SkippedSample>,
+    /// Per rank.
+    pub(crate) computed: Vec<Vec<u32>>,
 }
 
 /// Headers that contradict each other.
@@ -147,6 +151,7 @@ pub(crate) fn merge_headers(headers: &[UpdateHeader], expected: u64) -> Result<M
         overflow: headers.iter().filter_map(|header| header.overflow).reduce(|any, one| any | one),
         lost,
         skipped: headers.iter().flat_map(|header| header.skipped.iter().cloned()).collect(),
+        computed: headers.iter().map(|header| header.computed.clone()).collect(),
     })
 }
 
@@ -207,6 +212,7 @@ mod tests {
             overflow: None,
             lost: Vec::new(),
             skipped: vec![SkippedSample { sample: samples as u32, reason: "torn".to_owned() }],
+            computed: Vec::new(),
         }
     }
 

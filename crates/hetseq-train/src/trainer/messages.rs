@@ -16,6 +16,15 @@ pub(crate) fn decode<M: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<M
     postcard::from_bytes(bytes).map_err(|error| TrainError::Decode { rank, reason: error.to_string() })
 }
 
+/// As JSON, for what has no fixed shape. Floats keep their value.
+pub(crate) fn encode_json<M: Serialize>(message: &M) -> Result<Vec<u8>, TrainError> {
+    serde_json::to_vec(message).map_err(|error| TrainError::Encode { reason: error.to_string() })
+}
+
+pub(crate) fn decode_json<M: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<M, TrainError> {
+    serde_json::from_slice(bytes).map_err(|error| TrainError::Decode { rank, reason: error.to_string() })
+}
+
 /// The messages of all ranks, in rank order. A collective.
 pub(crate) fn all_gather<M: Serialize + DeserializeOwned>(
     group: &mut Group,

@@ -6,11 +6,15 @@
 //! [`Checkpointing`], and [`Observer`] (events and times). This file says in which order they act.
 
 mod after_update;
+mod bad_numbers;
+mod boundary;
 mod checkpointing;
 mod early_stop;
 pub(crate) mod evaluate;
 mod exchange;
 pub(crate) mod header;
+mod in_progress;
+mod lead;
 mod learner;
 pub(crate) mod loss_scale;
 pub(crate) mod losses;
@@ -18,6 +22,7 @@ pub(crate) mod messages;
 mod observer;
 mod pipeline;
 mod rank_contribution;
+mod recovery;
 pub(crate) mod session;
 pub(crate) mod setup;
 mod start_point;
@@ -38,9 +43,11 @@ use crate::error::TrainError;
 use crate::run::run_dir;
 use crate::run_dir::events::at_update;
 use crate::task::Term;
+use boundary::{Boundary, BoundaryDecisions};
 use checkpointing::Checkpointing;
 use exchange::ReducedGradient;
 use header::MergedHeader;
+use in_progress::InProgress;
 use learner::{Learner, WroteNotFinite};
 use losses::{mean_losses, named, scales, weighted};
 use observer::Observer;
@@ -61,13 +68,21 @@ pub(crate) struct Trainer {
     checkpointing: Checkpointing,
     observer: Observer,
     valid_loader: Loader,
+    /// The work after the last update, while it is not complete.
+    boundary: Option<Boundary>,
+    /// The update that is being computed.
+    in_progress: Option<InProgress>,
+    /// Updates in a row that were skipped because their gradients were not finite.
+    bad_updates: u64,
+    /// The update that is repeated because a device of a lost rank failed in it.
+    repeats_failed: Option<u64>,
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunOutcome {
     Finished,
-    /// By a signal, with a checkpoint saved.
+    /// By a signal, or because too few ranks are left; with a checkpoint saved.
     Stopped,
 }
 
@@ -75,13 +90,20 @@ impl Trainer {
     /// Trains, waits for the last checkpoint, emits the last event and leaves the group. `started`
     /// is when the process started.
     pub(crate) fn train(mut self, started: Instant) -> Result<RunOutcome, TrainError> {
-        let result = self.run().and_then(|outcome| self.finish_saves().map(|()| outcome));
-        if result.is_err() {
+        let mut result = self.run().and_then(|outcome| self.finish_saves().map(|()| outcome));
+        if let Err(error) = &result {
+            // Before any wait for a disk: the others need not wait, too.
+            self.report_failure(error);
             self.checkpointing.finish_after_failure(&mut self.learner.state, &mut self.observer);
+        }
+        if let Err(TrainError::Comm(error)) = &result
+            && error.is_cut_off()
+        {
+            result = Err(self.save_cut_off(error));
         }
         let outcome = match result {
             Ok(RunOutcome::Finished) => "finished",
-            Ok(RunOutcome::Stopped) => "stopped",
+            Ok(RunOutcome::Stopped) | Err(TrainError::CutOff { .. }) => "stopped",
             Err(_) => "failed",
         };
         self.observer.emit_end(self.learner.updates(), outcome, started.elapsed().as_secs_f64());
@@ -92,25 +114,44 @@ impl Trainer {
         }))
     }
 
-    /// Trains until the planned end, an early stop, a signal or an error.
+    /// Trains until the planned end, an early stop, a signal or an error. Continues without ranks
+    /// that are lost.
     fn run(&mut self) -> Result<RunOutcome, TrainError> {
         self.start()?;
-        let mut next = self.first_update()?;
+        loop {
+            match self.run_updates() {
+                Err(error) if self.can_recover(&error) => self.recover(error)?,
+                result => return result,
+            }
+        }
+    }
+
+    /// Trains with the ranks that are there, until the end or until one is lost.
+    fn run_updates(&mut self) -> Result<RunOutcome, TrainError> {
+        if let Some(outcome) = self.after_update()? {
+            return Ok(outcome);
+        }
+        let mut next = match self.resumed_update()? {
+            Some(resumed) => resumed,
+            None => self.first_update()?,
+        };
         if let Some(outcome) = self.end_at_once(&next.merged)? {
             return Ok(outcome);
         }
         while let Some((update, loaded)) = next.work {
             let header = next.merged;
             self.check_background_work()?;
-            self.compute(&update, loaded, &header)?;
+            self.compute(loaded, &header);
             let mut gradient;
-            (gradient, next) = self.reduce(&update)?;
+            (gradient, next) = self.reduce(&update, &header)?;
             let plan = self.learn_times(&next.merged);
             self.request_next()?;
             self.step(&mut gradient, &header, next.merged.overflow)?;
             self.learner.state.cursor = self.learner.cursor_after(&update);
-            self.observe(&update, &gradient, &plan, &header, &next.merged);
-            if let Some(outcome) = self.after_update(&update, &next.merged)? {
+            self.in_progress = None;
+            self.enter_boundary(BoundaryDecisions::of(&update, &next.merged));
+            self.observe(&update, &gradient, &plan, &header, &next.merged)?;
+            if let Some(outcome) = self.after_update()? {
                 return Ok(outcome);
             }
             self.observer.start_update();
@@ -142,17 +183,11 @@ impl Trainer {
         self.observer.events.check()
     }
 
-    /// Starts the devices of this rank on their micro-batches of `update`.
-    fn compute(
-        &mut self,
-        update: &PlannedUpdate,
-        loaded: LoadedUpdate,
-        header: &MergedHeader,
-    ) -> Result<(), TrainError> {
+    /// Starts the devices of this rank on their micro-batches of the next update.
+    fn compute(&mut self, loaded: LoadedUpdate, header: &MergedHeader) {
         let done = self.learner.updates();
-        self.observer.events.audit(done + 1, update.epoch + 1, || {
-            loaded.devices.iter().flatten().flat_map(|job| job.micro.samples.iter().copied()).collect()
-        })?;
+        let samples = loaded.devices.iter().flatten().flat_map(|job| job.micro.samples.iter().copied());
+        self.in_progress.get_or_insert_with(|| InProgress::new(header.clone())).samples.extend(samples);
         self.session.group.at(at_update(done + 1));
         self.session.devices.begin(
             loaded.devices,
@@ -164,14 +199,12 @@ impl Trainer {
                 epoch_key: loaded.epoch_key,
             },
         );
-        Ok(())
     }
 
     /// Passes the times of the update to the planner. Returns the update's plan.
     fn learn_times(&mut self, merged: &MergedHeader) -> RequestedUpdate {
         let plan = self.pipeline.take_requested();
-        let is_first = self.observer.updates_done == 0;
-        self.pipeline.learn(&plan, merged, is_first, &self.session.cluster, &mut self.observer);
+        self.pipeline.learn(&plan, merged, &self.session.cluster, &mut self.observer);
         plan
     }
 
@@ -202,10 +235,9 @@ impl Trainer {
         gradient.norm = global_norm(&gradient.flat);
         self.observer.events.gradient(update, &self.session.layout, &gradient.flat)?;
         if !gradient.norm.is_finite() {
-            let loss = weighted(&self.terms, &mean_losses(&gradient.losses, &header.counts));
-            let last = self.checkpointing.last_checkpoint();
-            return Err(TrainError::NotFinite { update, norm: gradient.norm, loss, last });
+            return self.skip_bad_update(gradient, header);
         }
+        self.bad_updates = 0;
         self.learner.step(&gradient.flat, gradient.norm, header.lr).map_err(|WroteNotFinite(what)| {
             TrainError::Diverged { update, what, last: self.checkpointing.last_checkpoint() }
         })?;
@@ -222,7 +254,7 @@ impl Trainer {
         plan: &RequestedUpdate,
         header: &MergedHeader,
         next: &MergedHeader,
-    ) {
+    ) -> Result<(), TrainError> {
         let updates = self.learner.updates();
         let every = self.config.run.checksum_every;
         self.learner.new_checksum = (every > 0 && updates.is_multiple_of(every)).then(|| self.learner.checksum());
@@ -232,13 +264,14 @@ impl Trainer {
             self.emit_workers();
             self.observer.reset_workers();
         }
+        self.observer.events.audit(updates, update.epoch + 1, &self.session.cluster.original_ranks, &next.computed)?;
         let means = mean_losses(&gradient.losses, &header.counts);
         let loss = weighted(&self.terms, &means);
         // The loss of a skipped update may be NaN or infinite too.
-        if !self.observer.events.is_enabled() || !loss.is_finite() {
-            return;
+        if !loss.is_finite() {
+            return Ok(());
         }
-        self.observer.events.emit(&Event::Update {
+        self.observer.record(Event::Update {
             update: updates,
             epoch: update.epoch + 1,
             loss,
@@ -252,6 +285,7 @@ impl Trainer {
             predicted_s: (plan.predicted_s > 0.0).then_some(plan.predicted_s),
             checksum: self.learner.new_checksum.map(|sum| format!("{sum:016x}")),
         });
+        Ok(())
     }
 
     fn save(&mut self) -> Result<(), TrainError> {

@@ -1,6 +1,7 @@
 //! What a run reports about itself: events, times of the last update, totals per worker, skipped
 //! samples. Written to by all stages of the loop; decides nothing.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use hetseq_balance::AssignedWork;
@@ -24,7 +25,14 @@ pub(crate) struct Observer {
     pub(super) updates_done: u64,
     /// Seconds that these updates waited for samples, in total.
     data_wait_s: f64,
+    /// Events of a boundary that is not complete.
+    held: Vec<Event>,
+    /// The last events about updates.
+    recent: VecDeque<Event>,
 }
+
+/// More than can wait to be written for a moment.
+const RECENT_EVENTS: usize = 256;
 
 /// The duration of an update.
 #[derive(Clone, Copy)]
@@ -37,7 +45,65 @@ pub(super) struct UpdateSeconds {
 impl Observer {
     pub(super) fn new(events: RunEvents, workers: WorkerTotals) -> Self {
         let (skipped, rank) = (SkippedSamples::default(), RankTime::default());
-        Observer { events, workers, skipped, rank, started: Instant::now(), updates_done: 0, data_wait_s: 0.0 }
+        Observer {
+            events,
+            workers,
+            skipped,
+            rank,
+            started: Instant::now(),
+            updates_done: 0,
+            data_wait_s: 0.0,
+            held: Vec::new(),
+            recent: VecDeque::new(),
+        }
+    }
+
+    /// Emits an event once the boundary that it belongs to is complete.
+    pub(super) fn hold(&mut self, event: Event) {
+        self.held.push(event);
+    }
+
+    pub(super) fn release_held(&mut self) {
+        for event in std::mem::take(&mut self.held) {
+            self.record(event);
+        }
+    }
+
+    /// Emits an event about an update, and remembers it on all ranks: if rank 0 is lost, another
+    /// rank writes what it had not written yet.
+    pub(super) fn record(&mut self, event: Event) {
+        self.events.emit(&event);
+        if self.recent.len() == RECENT_EVENTS {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(event);
+    }
+
+    /// The recorded events about updates after `update`.
+    pub(super) fn recorded_after(&self, update: u64) -> Vec<Event> {
+        self.recent.iter().filter(|event| event.update().is_some_and(|at| at > update)).cloned().collect()
+    }
+
+    /// Emits the recorded events that the lost rank 0 has not written, by what it has.
+    pub(super) fn emit_unwritten(&mut self, written: &[Event]) {
+        let is_written = |event: &Event| {
+            let is_same = |other: &Event| {
+                other.update() == event.update() && std::mem::discriminant(other) == std::mem::discriminant(event)
+            };
+            written.iter().any(is_same)
+        };
+        for event in self.recent.iter().filter(|event| !is_written(event)) {
+            self.events.emit(event);
+        }
+    }
+
+    pub(super) fn drop_held(&mut self) {
+        self.held.clear();
+    }
+
+    /// Counts for other workers from now on.
+    pub(super) fn replace_workers(&mut self, workers: WorkerTotals) {
+        self.workers = workers;
     }
 
     pub(super) fn warn(&mut self, message: String) {

@@ -10,7 +10,7 @@ use hetseq_metrics::Event;
 
 use crate::config::Batching;
 use crate::data::loader::{LoadRequest, Loader};
-use crate::data::update_sampler::UpdateSampler;
+use crate::data::update_sampler::{PlannedUpdate, UpdateSampler};
 use crate::error::TrainError;
 use crate::profiling::cluster::ClusterProfile;
 use crate::task::Split;
@@ -26,6 +26,10 @@ pub(crate) struct Pipeline {
     even_updates: u64,
     /// Updates that were done before this process started.
     start_update: u64,
+    /// The update of the first plan since the start, or since ranks were lost.
+    first_planned: u64,
+    /// Whether times of ranks since then are known.
+    has_learned: bool,
     /// Updates that were requested from the loader and are not done yet, oldest first.
     requested: VecDeque<RequestedUpdate>,
     /// The position of the next update to request.
@@ -58,6 +62,8 @@ impl Pipeline {
             split: batch.split,
             even_updates: batch.even_updates,
             start_update: cursor.updates,
+            first_planned: cursor.updates,
+            has_learned: false,
             requested: VecDeque::new(),
             next: cursor.clone(),
             left_out: Vec::new(),
@@ -77,9 +83,31 @@ impl Pipeline {
         self.loader.request(LoadRequest { split: Split::Train, epoch: update.epoch, devices })
     }
 
+    /// Requests the part of `update` that is computed again: the samples at these positions.
+    pub(super) fn request_missing(
+        &mut self,
+        update: &PlannedUpdate,
+        missing: &[usize],
+        cluster: &ClusterProfile,
+    ) -> Result<(), TrainError> {
+        let samples: Vec<u32> = missing.iter().map(|&at| update.samples[at]).collect();
+        let tokens: Vec<u32> = missing.iter().map(|&at| update.tokens[at]).collect();
+        let mut requested = RequestedUpdate::default();
+        let mut devices = vec![Vec::new(); cluster.local.len()];
+        if !missing.is_empty() {
+            // The planner itself must not learn from an update of this size.
+            let plan = self.planner.clone().share(self.split_mode(self.next.updates), &tokens)?;
+            devices = cluster.local_micro_batches(&plan.shares, &samples, &tokens);
+            requested = RequestedUpdate { work: plan.work, predicted_s: 0.0 };
+        }
+        self.next.advance(update.samples.len() as u64, update.updates_in_epoch);
+        self.requested.push_back(requested);
+        self.loader.request(LoadRequest { split: Split::Train, epoch: update.epoch, devices })
+    }
+
     /// Emits the first plan, and each plan that differs from the one before.
     fn emit_plan(&mut self, number: u64, plan: &Plan, cluster: &ClusterProfile, observer: &mut Observer) {
-        let is_first = number == self.start_update;
+        let is_first = number == self.first_planned;
         if !is_first && plan.replanned.is_none() {
             return;
         }
@@ -111,14 +139,20 @@ impl Pipeline {
         self.requested.pop_front().unwrap_or_default()
     }
 
+    /// Continues at `cursor` with another group of ranks. What was requested is dropped.
+    pub(super) fn restart(&mut self, planner: Planner, loader: Loader, cursor: &Cursor) {
+        (self.planner, self.loader, self.next) = (planner, loader, cursor.clone());
+        (self.first_planned, self.has_learned) = (cursor.updates, false);
+        self.requested.clear();
+        self.left_out.clear();
+    }
+
     /// Passes the times of an update to the planner, and warns about devices that failed or ran out
-    /// of memory. `is_first`: this process has done no update before it, so there are no times of
-    /// ranks yet.
+    /// of memory.
     pub(super) fn learn(
         &mut self,
         requested: &RequestedUpdate,
         merged: &MergedHeader,
-        is_first: bool,
         cluster: &ClusterProfile,
         observer: &mut Observer,
     ) {
@@ -128,7 +162,8 @@ impl Pipeline {
             after_micros: time.after_micros,
         };
         self.planner.observe(&requested.work.iter().zip(&merged.devices).map(done).collect::<Vec<_>>());
-        if !is_first {
+        // The first header has no times of ranks: they are of the update before.
+        if std::mem::replace(&mut self.has_learned, true) {
             let hosts: Vec<u64> = merged.ranks.iter().map(|rank| rank.host_micros).collect();
             let exchanges: Vec<(u64, u64)> =
                 merged.ranks.iter().map(|rank| (rank.exchange_micros, rank.wait_micros)).collect();

@@ -14,6 +14,8 @@ use crate::trainer::header::{DeviceTime, LostDevice, UpdateHeader};
 use crate::trainer::messages;
 use crate::trainer::stop::StopFlag;
 
+use super::in_progress::InProgress;
+
 pub(super) struct ContributionSources<'a> {
     pub(super) devices: &'a mut Devices,
     pub(super) loader: &'a Loader,
@@ -22,6 +24,7 @@ pub(super) struct ContributionSources<'a> {
 
 pub(super) struct RankContribution<'a> {
     sources: ContributionSources<'a>,
+    in_progress: &'a mut InProgress,
     header: UpdateHeader,
     rank_label: Option<String>,
     /// Whether there is a next update, whose samples the header counts.
@@ -41,12 +44,13 @@ impl<'a> RankContribution<'a> {
     /// by `rank_label`.
     pub(super) fn new(
         sources: ContributionSources<'a>,
+        in_progress: &'a mut InProgress,
         header: UpdateHeader,
         rank_label: Option<String>,
         has_next: bool,
     ) -> Self {
-        let (adding, data_wait) = (Duration::ZERO, Duration::ZERO);
-        RankContribution { sources, header, rank_label, has_next, local: None, loaded: None, adding, data_wait }
+        let (adding, data_wait, local, loaded) = (Duration::ZERO, Duration::ZERO, None, None);
+        RankContribution { sources, in_progress, header, rank_label, has_next, local, loaded, adding, data_wait }
     }
 
     /// Returns what has become ready since the last call.
@@ -54,7 +58,7 @@ impl<'a> RankContribution<'a> {
         let mut data = None;
         if self.local.is_none() {
             let Some(mut local) = self.sources.devices.poll()? else { return Ok(None) };
-            data = Some(std::mem::take(&mut local.flat));
+            data = Some(self.in_progress.complete(&mut local));
             self.adding = local.adding;
             self.local = Some((local, Instant::now()));
         }
@@ -77,7 +81,7 @@ impl<'a> RankContribution<'a> {
         if let Some((local, ready)) = &self.local {
             self.data_wait = ready.elapsed();
             header.devices = device_times(local);
-            (header.overflow, header.lost) = (local.overflow, lost_devices(local));
+            (header.overflow, header.lost) = (self.in_progress.overflow, self.in_progress.lost.clone());
         }
         if let Some(work) = &self.loaded {
             header.rank.data_micros = self.data_wait.as_micros() as u64;
@@ -97,7 +101,7 @@ fn device_times(local: &LocalSum) -> Vec<DeviceTime> {
     local.devices.iter().map(time).collect()
 }
 
-fn lost_devices(local: &LocalSum) -> Vec<LostDevice> {
+pub(super) fn lost_devices(local: &LocalSum) -> Vec<LostDevice> {
     let lost = |Lost { device, reason, has_replacement }: &Lost| LostDevice {
         device: *device,
         // Shortened: backends may add whole backtraces.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, SplitMode};
-use hetseq_comm::{Group, Options, Secret, Waker};
+use hetseq_comm::{Group, Options, Regrouped, Secret, Waker};
 use hetseq_optim::Layout;
 use rayon::ThreadPool;
 
@@ -71,7 +71,7 @@ impl Session {
             exchange_bytes: config.comm.wire_dtype.bytes() * layout.trainable_len() as u64,
             ranks: Vec::new(),
         };
-        let cluster = ClusterProfile { profile: template, members: Vec::new(), local: 0..0, keys: Vec::new() };
+        let cluster = ClusterProfile::empty(template);
         let task = task.clone();
         let mut session = Session { task, layout, devices, group, cluster, loader_pool, data_check };
         match session.probe_cluster(config, options, probe_mode) {
@@ -81,12 +81,34 @@ impl Session {
     }
 
     /// Leaves the group after the last collective, or passes an error on to the other ranks.
-    pub(crate) fn leave<R>(self, result: Result<R, TrainError>) -> Result<R, TrainError> {
+    pub(crate) fn leave<R>(mut self, result: Result<R, TrainError>) -> Result<R, TrainError> {
         match &result {
             Ok(_) => self.group.close(),
-            Err(error) => self.group.abort(&error.to_string()),
+            Err(error) => self.report_failure(error, false),
         }
         result
+    }
+
+    /// Passes an error on to the other ranks. They continue without this one if it is the only one
+    /// affected.
+    pub(crate) fn report_failure(&mut self, error: &TrainError, fails_everywhere: bool) {
+        match error.is_of_this_rank() && !fails_everywhere {
+            true => self.group.fail(&error.to_string()),
+            false => self.group.abort(&error.to_string()),
+        }
+    }
+
+    /// Continues with the ranks that are left, in a new generation of the group. The result names
+    /// lost ranks by their numbers at the start.
+    pub(crate) fn regroup(&mut self) -> Result<Regrouped, TrainError> {
+        let mut regrouped = self.group.regroup()?;
+        for lost in &mut regrouped.lost {
+            lost.rank = self.cluster.original_ranks.get(lost.rank).copied().unwrap_or(lost.rank);
+        }
+        self.cluster.keep(&regrouped.survivors, self.group.rank());
+        // Some ranks may already know that all have passed.
+        self.data_check.ask_again();
+        Ok(regrouped)
     }
 
     /// A loader for this task. `waker` wakes a rank that polls it.
@@ -118,6 +140,7 @@ impl Session {
             most_tokens: config.emulate.memory_tokens.get(rank).copied().filter(|&tokens| tokens > 0),
             lost: of_rank(&config.emulate.lost),
             hung: of_rank(&config.emulate.hung),
+            not_finite: of_rank(&config.emulate.not_finite),
             overflows: config.emulate.overflow.clone(),
         });
         self.group.at("the device probe");

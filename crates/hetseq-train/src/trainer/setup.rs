@@ -30,6 +30,7 @@ use super::checkpointing::Checkpointing;
 use super::learner::Learner;
 use super::observer::Observer;
 use super::pipeline::Pipeline;
+use super::recovery::set_regroup_rules;
 use super::{Trainer, messages};
 
 /// How long a checkpoint waits until earlier events are on disk.
@@ -82,7 +83,8 @@ impl Parts {
             _ => (None, None),
         };
         // From here on all ranks use what rank 0 found, whatever their own command lines say.
-        let Restored { parameters, slots, mut state, .. } = broadcast_start(session, start)?;
+        let Restored { parameters, slots, mut state, .. } = broadcast_state(session, 0, start)?;
+        set_regroup_rules(session, config)?;
         let mut optimizer = config.optim.build(&session.layout)?;
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
@@ -138,7 +140,21 @@ impl Parts {
         });
         checkpointing.warn_if_disk_is_small(&learner, &mut observer);
         let terms = data.terms();
-        Trainer { config, terms, stop, session, pipeline, learner, checkpointing, observer, valid_loader }
+        Trainer {
+            config,
+            terms,
+            stop,
+            session,
+            pipeline,
+            learner,
+            checkpointing,
+            observer,
+            valid_loader,
+            boundary: None,
+            in_progress: None,
+            bad_updates: 0,
+            repeats_failed: None,
+        }
     }
 }
 
@@ -175,7 +191,7 @@ fn sampler(session: &Session, config: &RunConfig, state: &mut State) -> Result<U
     Ok(sampler)
 }
 
-fn workers(session: &Session) -> WorkerTotals {
+pub(super) fn workers(session: &Session) -> WorkerTotals {
     let mut workers = WorkerTotals::default();
     for (rank, device) in &session.cluster.members {
         workers.add_device(*rank, session.group.host(*rank), device);
@@ -185,7 +201,7 @@ fn workers(session: &Session) -> WorkerTotals {
 
 /// On rank 0: starts the thread that writes checkpoints. `saved` is the update of the newest
 /// complete checkpoint in the run directory.
-fn start_writer(
+pub(super) fn start_writer(
     events: &RunEvents,
     checkpoints: &Checkpoints,
     keep: usize,
@@ -204,9 +220,13 @@ fn start_writer(
     CheckpointWriter::start(saved, save).map(Some)
 }
 
-/// Sends rank 0's start to all ranks, so that replicas start bit-identical and need no shared file
-/// system.
-fn broadcast_start(session: &mut Session, start: Option<Restored>) -> Result<Restored, TrainError> {
+/// Sends the state of `root` to all ranks, so that replicas are bit-identical and need no shared
+/// file system. A collective.
+pub(super) fn broadcast_state(
+    session: &mut Session,
+    root: usize,
+    start: Option<Restored>,
+) -> Result<Restored, TrainError> {
     let length = session.layout.len();
     // The state as JSON, as in a checkpoint.
     let message = match &start {
@@ -218,10 +238,10 @@ fn broadcast_start(session: &mut Session, start: Option<Restored>) -> Result<Res
         }
         None => Vec::new(),
     };
-    let message = session.group.broadcast_bytes(0, message)?;
-    let (slots, state): (Vec<(String, usize)>, String) = messages::decode(0, &message)?;
+    let message = session.group.broadcast_bytes(root, message)?;
+    let (slots, state): (Vec<(String, usize)>, String) = messages::decode(root, &message)?;
     let state: State =
-        serde_json::from_str(&state).map_err(|error| TrainError::Decode { rank: 0, reason: error.to_string() })?;
+        serde_json::from_str(&state).map_err(|error| TrainError::Decode { rank: root, reason: error.to_string() })?;
     // No optimizer has a slot with more than one value per parameter. Checked before the other
     // ranks allocate memory for it.
     if let Some((name, found)) = slots.iter().find(|(_, found)| *found > length) {
@@ -231,9 +251,9 @@ fn broadcast_start(session: &mut Session, start: Option<Restored>) -> Result<Res
         Some(start) => (start.parameters, start.slots),
         None => (vec![0.0; length], slots.into_iter().map(|(name, length)| (name, vec![0.0; length])).collect()),
     };
-    session.group.broadcast(0, &mut parameters)?;
+    session.group.broadcast(root, &mut parameters)?;
     for (_, values) in &mut slots {
-        session.group.broadcast(0, values)?;
+        session.group.broadcast(root, values)?;
     }
     Ok(Restored { parameters, slots, state, manifest: None })
 }

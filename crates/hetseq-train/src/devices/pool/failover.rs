@@ -18,6 +18,11 @@ impl Devices {
         (0..self.handles.len()).filter(|&at| !self.handles[at].is_lost).collect()
     }
 
+    /// Indices of the devices that have failed and were not replaced.
+    pub(crate) fn failed(&self) -> Vec<usize> {
+        (0..self.handles.len()).filter(|&at| self.handles[at].is_lost).collect()
+    }
+
     /// Drops the failed device and assigns its unfinished part of the round to the others. Fails if
     /// another device has failed with the same samples before.
     pub(super) fn reassign(&mut self, round: &mut Round, at: usize, reason: String) -> Result<(), TrainError> {

@@ -73,6 +73,8 @@ pub(crate) struct FaultInjection {
     pub(crate) lost: Vec<(String, u64)>,
     /// Devices, and the updates in which they hang.
     pub(crate) hung: Vec<(String, u64)>,
+    /// Devices, and the updates in which their gradients are not finite.
+    pub(crate) not_finite: Vec<(String, u64)>,
     /// Updates in which `f16` gradients overflow.
     pub(crate) overflows: Vec<u64>,
 }

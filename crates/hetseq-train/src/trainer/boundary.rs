@@ -1,0 +1,70 @@
+//! The boundary after an update: validation and checkpoint, which all ranks do together. If a rank
+//! is lost before the end of it, the others restore the state before it and repeat all of it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::update_sampler::PlannedUpdate;
+use crate::trainer::header::MergedHeader;
+use crate::trainer::state::State;
+
+use super::Trainer;
+use super::checkpointing::Checkpointing;
+use super::learner::Learner;
+
+/// The work after an update that is applied.
+pub(super) struct Boundary {
+    decisions: BoundaryDecisions,
+    /// Before anything was done.
+    state: State,
+    bests: usize,
+}
+
+/// What the ranks have agreed on before it.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct BoundaryDecisions {
+    /// The epoch of the update.
+    pub(super) epoch: u64,
+    /// The run ends before the next update, though it was planned.
+    pub(super) ends: bool,
+    /// The first rank that was asked to stop.
+    pub(super) stop: Option<usize>,
+}
+
+impl BoundaryDecisions {
+    /// The decisions after `update`, from the header of the next one.
+    pub(super) fn of(update: &PlannedUpdate, next: &MergedHeader) -> Self {
+        BoundaryDecisions { epoch: update.epoch, ends: next.ends, stop: next.stop }
+    }
+}
+
+impl Boundary {
+    pub(super) fn new(decisions: BoundaryDecisions, learner: &Learner, checkpointing: &Checkpointing) -> Self {
+        Boundary { decisions, state: learner.state.clone(), bests: checkpointing.bests() }
+    }
+
+    pub(super) fn decisions(&self) -> BoundaryDecisions {
+        self.decisions
+    }
+}
+
+impl Trainer {
+    /// Starts the boundary after the update just applied.
+    pub(super) fn enter_boundary(&mut self, decisions: BoundaryDecisions) {
+        self.boundary = Some(Boundary::new(decisions, &self.learner, &self.checkpointing));
+    }
+
+    /// Ends it: what it has found is final.
+    pub(super) fn leave_boundary(&mut self) {
+        self.boundary = None;
+        self.observer.release_held();
+    }
+
+    /// Forgets what an unfinished boundary has done.
+    pub(super) fn restore_boundary(&mut self) {
+        self.observer.drop_held();
+        if let Some(boundary) = &self.boundary {
+            self.learner.state = boundary.state.clone();
+            self.checkpointing.restore_bests(boundary.bests);
+        }
+    }
+}
