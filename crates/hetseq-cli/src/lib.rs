@@ -1,7 +1,7 @@
 //! The `hetseq` command as a library, so that a binary with custom tasks has the same subcommands.
 //!
 //! Logs and progress go to standard error, results to standard output. Exit codes: 0 success, 1
-//! failure, 2 wrong usage, config or data, 75 stopped by a signal with a checkpoint saved.
+//! failure, 2 wrong usage, config or data, 75 stopped with a checkpoint saved.
 
 mod allocator;
 mod args;
@@ -58,7 +58,12 @@ pub fn main(tasks: Tasks) -> ExitCode {
         let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
             || error.downcast_ref::<DataError>().is_some_and(DataError::is_usage)
             || error.downcast_ref::<args::UsageError>().is_some();
-        if is_usage { usage() } else { ExitCode::FAILURE }
+        let is_cut_off = matches!(error.downcast_ref(), Some(TrainError::CutOff { .. }));
+        match (is_usage, is_cut_off) {
+            (true, _) => usage(),
+            (_, true) => stopped(),
+            _ => ExitCode::FAILURE,
+        }
     });
     output::flush();
     code
@@ -97,7 +102,8 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Exit code for a run that a signal stopped and that was saved. Schedulers take it as a request to
+/// Exit code for a run that a signal stopped and that was saved, and for a rank that must stop
+/// because too few others are left. Schedulers take it as a request to
 /// restart (EX_TEMPFAIL).
 fn stopped() -> ExitCode {
     ExitCode::from(75)

@@ -18,8 +18,8 @@ use crate::output::{eprint_line, print_line};
 ///
 /// For each device: its share, its speed, and how long it computed or was idle. For each rank: the
 /// time it computed, exchanged gradients, waited for other ranks or for samples, and spent on the
-/// host. Also how well updates were predicted. The times of all resumes are added up. The run may
-/// still be running.
+/// host. Also how well updates were predicted, and which ranks were lost. The times of all resumes
+/// are added up. The run may still be running.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   hetseq report runs/mnist

@@ -1,12 +1,16 @@
 //! Formats a report as text. Pure; called by `hetseq report`.
 
-use hetseq_metrics::report::{PlanRecord, PredictionFit, RankSummary, Report, TimeSpent, WorkerSummary};
+use hetseq_metrics::report::{
+    Continuation, LeadRecord, LostRecord, MembershipChange, PlanRecord, PredictionFit, RankSummary, Report, TimeSpent,
+    WorkerSummary,
+};
 use hetseq_metrics::{duration, thousands};
 
 use crate::table::{TextTable, percent, rate, short_time};
 
-/// How many of the newest plans to list: a long run has many.
+/// How many of the newest plans and lost ranks to list: a long run has many.
 const MAX_PLANS: usize = 10;
+const MAX_CHANGES: usize = 10;
 const BAR_WIDTH: usize = 30;
 
 pub(super) fn lines(report: &Report) -> Vec<String> {
@@ -23,6 +27,10 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     }
     lines.push(String::new());
     lines.extend(spent(&report.spent));
+    if !report.membership_changes.is_empty() {
+        lines.push(String::new());
+        lines.extend(lost_ranks(&report.membership_changes));
+    }
     if !report.plans.is_empty() {
         lines.push(String::new());
         lines.extend(plans(&report.plans));
@@ -128,14 +136,50 @@ fn spent(spent: &TimeSpent) -> Vec<String> {
         let part = if spent.wall_s > 0.0 { seconds / spent.wall_s } else { 0.0 };
         format!("{name:<24}{:>12}  {:>7}", duration(seconds), percent(part))
     };
-    vec![
+    let mut lines = vec![
         line("updates", spent.updates_s),
         line("  waiting for samples", spent.data_wait_s),
         line("  lost before a new plan", spent.lost_until_replanned_s),
         line("validation", spent.validation_s),
         line("pauses for checkpoints", spent.checkpoints_s),
-        line("startup and other", spent.other_s),
-    ]
+    ];
+    if spent.regrouping_s > 0.0 {
+        lines.push(line("regrouping", spent.regrouping_s));
+    }
+    lines.push(line("startup and other", spent.other_s));
+    lines
+}
+
+/// Each loss of ranks, what followed and what it cost. Ranks have their numbers at the start.
+fn lost_ranks(changes: &[MembershipChange]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let first = changes.len().saturating_sub(MAX_CHANGES);
+    if first > 0 {
+        lines.push(format!("the last {MAX_CHANGES} of {} times that ranks were lost:", changes.len()));
+    }
+    let mut table = TextTable::new(["after update", "<event"]);
+    for MembershipChange { update, lost, new_lead, continued } in &changes[first..] {
+        let lost = lost.iter().map(|LostRecord { rank, host, reason }| format!("lost rank {rank} ({host}): {reason}"));
+        let lead = new_lead.iter().map(|LeadRecord { rank, host }| {
+            let rank = rank.map_or(String::new(), |rank| format!("rank {rank}, "));
+            format!("new lead: {rank}{host}")
+        });
+        for (at, event) in lost.chain(lead).chain([outcome(continued.as_ref())]).enumerate() {
+            table.row([if at == 0 { thousands(*update) } else { String::new() }, event]);
+        }
+    }
+    lines.extend(table.lines());
+    lines
+}
+
+fn outcome(continued: Option<&Continuation>) -> String {
+    let Some(Continuation { world, devices, regroup_s, repeated_update_s }) = continued else {
+        return "the others did not continue".to_owned();
+    };
+    let count = |n: usize, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
+    let repeated = repeated_update_s.map_or(String::new(), |s| format!(", repeated update: {}", short_time(s)));
+    let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
+    format!("{ranks} and {devices} left; regrouping: {}{repeated}", short_time(*regroup_s))
 }
 
 fn plans(plans: &[PlanRecord]) -> Vec<String> {
@@ -170,6 +214,32 @@ mod tests {
         {
             assert_eq!(bar(&kinds).len(), BAR_WIDTH + 2, "{kinds:?}");
         }
+    }
+
+    #[test]
+    fn each_loss_is_listed_with_its_cost() {
+        let lost = |rank: usize, reason: &str| LostRecord { rank, host: format!("node-{rank}"), reason: reason.into() };
+        let changes = [
+            MembershipChange {
+                update: 1412,
+                lost: vec![lost(0, "it sent nothing for 12 s"), lost(3, "it failed: x")],
+                new_lead: Some(LeadRecord { rank: Some(1), host: "node-1".into() }),
+                continued: Some(Continuation { world: 2, devices: 1, regroup_s: 0.21, repeated_update_s: Some(1.5) }),
+            },
+            MembershipChange { update: 1500, lost: vec![lost(1, "gone")], new_lead: None, continued: None },
+        ];
+        let expected = [
+            "after update  event",
+            "       1,412  lost rank 0 (node-0): it sent nothing for 12 s",
+            "              lost rank 3 (node-3): it failed: x",
+            "              new lead: rank 1, node-1",
+            "              2 ranks and 1 device left; regrouping: 0.210 s, repeated update: 1.500 s",
+            "       1,500  lost rank 1 (node-1): gone",
+            "              the others did not continue",
+        ];
+        assert_eq!(lost_ranks(&changes), expected);
+        let many = vec![MembershipChange::default(); MAX_CHANGES + 1];
+        assert_eq!(lost_ranks(&many)[0], "the last 10 of 11 times that ranks were lost:");
     }
 
     #[test]

@@ -225,6 +225,34 @@ fn a_report_adds_up_all_resumes_and_gives_advice() {
 }
 
 #[test]
+fn a_report_lists_lost_ranks_with_their_cost() {
+    let dir = dir();
+    write_metrics(dir.path());
+    let later = [
+        r#"{"event":"lead","update":4,"host":"tardy","total_updates":9}"#,
+        r#"{"event":"lost","update":4,"rank":0,"host":"quick","reason":"it sent nothing for 12 s"}"#,
+        r#"{"event":"regrouped","update":4,"regroups":1,"world":1,"devices":1,"seconds":0.25}"#,
+        r#"{"event":"update","update":5,"epoch":1,"loss":2.0,"terms":{},"samples":100,"grad_norm":1.0,"lr":0.1,"seconds":6.5}"#,
+    ];
+    let path = dir.path().join("metrics.jsonl");
+    fs::write(&path, format!("{}\n{}\n", fs::read_to_string(&path).unwrap(), later.join("\n"))).unwrap();
+    let text = Job::new([Path::new("report"), &path]).succeed();
+    for part in [
+        "           4  lost rank 0 (quick): it sent nothing for 12 s",
+        "              new lead: rank 1, tardy",
+        "              1 rank and 1 device left; regrouping: 0.250 s, repeated update: 6.500 s",
+        "regrouping ",
+    ] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    let output = json(&Job::new([Path::new("report"), &path, Path::new("--json")]));
+    let change = &output["membership_changes"][0];
+    assert_eq!((&change["update"], &change["lost"][0]["host"]), (&4.into(), &"quick".into()), "{change}");
+    assert_eq!(number(&change["continued"]["repeated_update_s"]), 6.5);
+    assert_eq!(number(&output["spent"]["regrouping_s"]), 0.25);
+}
+
+#[test]
 fn a_report_of_a_missing_or_empty_run_is_refused() {
     let dir = dir();
     let report = |path: &Path| Job::new([Path::new("report"), path]);

@@ -256,6 +256,11 @@ impl Cluster {
         });
     }
 
+    /// Waits until `condition` holds. Processes may have ended.
+    pub(crate) fn wait_until_after_losses(&mut self, what: &str, condition: impl Fn() -> bool) {
+        self.poll(what, TIMEOUT, |_| condition().then_some(()));
+    }
+
     /// Sends a signal, given by name, to a process.
     pub(crate) fn signal(&self, member: usize, signal: &str) {
         send(signal, self.members[member].id());

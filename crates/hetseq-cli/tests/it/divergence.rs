@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use fs_err as fs;
+use hetseq_metrics::Event;
 
 use crate::cluster::{Ended, Job, codes};
 use crate::reference::shipped;
@@ -47,6 +48,47 @@ fn a_run_that_diverges_fails_on_all_ranks_and_is_not_saved() {
         // The message advises to resume with other settings.
         job(3).succeed();
     }
+}
+
+/// Gradients of the device of rank 1 that are NaN in these updates.
+fn bad(updates: impl IntoIterator<Item = u64>) -> String {
+    let fault = |update| format!("{{ rank = 1, device = \"cpu:0\", update = {update} }}");
+    format!("[{}]", updates.into_iter().map(fault).collect::<Vec<_>>().join(", "))
+}
+
+#[test]
+fn updates_with_bad_gradients_are_skipped_and_named() {
+    let dir = RunDir::new();
+    let job = shipped(&dir, 8).ranks(2).set("run.checksum_every", 1).set("emulate.not_finite", bad([3, 4, 6]));
+    let ended = job.run();
+    assert_eq!(codes(&ended), [Some(0); 2], "{ended:#?}");
+    let skipped = |event| match event {
+        Event::NotFinite { update, ranks, samples, in_a_row } => Some((update, ranks, samples.len(), in_a_row)),
+        _ => None,
+    };
+    let skipped: Vec<_> = dir.events().into_iter().filter_map(skipped).collect();
+    assert_eq!(
+        skipped.iter().map(|(update, _, _, in_a_row)| (*update, *in_a_row)).collect::<Vec<_>>(),
+        [(3, 1), (4, 2), (6, 1)]
+    );
+    assert!(skipped.iter().all(|(_, ranks, samples, _)| *ranks == [1] && (1..100).contains(samples)), "{skipped:?}");
+    assert!(ended[0].stderr.contains("skipped update 3: the gradient of rank 1 is not finite, 1 in a row (samples "));
+    // The parameters did not change in these updates.
+    let sums: Vec<String> = dir.checksums();
+    assert!(sums[1] == sums[2] && sums[2] == sums[3] && sums[4] == sums[5] && sums[5] != sums[6], "{sums:?}");
+}
+
+#[test]
+fn too_many_bad_gradients_in_a_row_stop_the_run_with_a_checkpoint() {
+    let dir = RunDir::new();
+    let job = shipped(&dir, 12).ranks(2).set("run.max_bad_updates", 2);
+    let ended = job.clone().set("emulate.not_finite", bad(5..=12)).run();
+    assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
+    let message = "update 7: the gradient is not finite (norm NaN), 3 times in a row (run.max_bad_updates)";
+    assert!(ended.iter().all(|rank| rank.stderr.contains(message)), "{ended:#?}");
+    assert_eq!(dir.checkpoints(), ["step-6"]);
+    job.succeed();
+    assert_eq!(dir.end(), (12, "finished".to_owned()));
 }
 
 #[test]

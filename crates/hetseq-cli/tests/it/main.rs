@@ -24,6 +24,7 @@ mod devices;
 mod directory_rendezvous;
 mod divergence;
 mod early_stop;
+mod elastic;
 mod entity_linking;
 mod eval;
 mod exact;

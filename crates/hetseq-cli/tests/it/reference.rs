@@ -69,6 +69,14 @@ impl Reference {
         }
     }
 
+    /// Requires that these updates have the losses of this run.
+    pub(crate) fn assert_some_losses(&self, losses: &BTreeMap<u64, f64>, who: &str) {
+        for (update, loss) in losses {
+            let off = (loss / self.losses[update] - 1.0).abs();
+            assert!(off <= 1e-4, "{who}: the loss of update {update} is off by {off:e}");
+        }
+    }
+
     /// Requires that the run in `dir` has the gradient of this run in `update`.
     pub(crate) fn assert_gradient(&self, dir: &RunDir, update: u64, who: &str) {
         let (found, expected) = (dir.gradient(update), self.dir.gradient(update));

@@ -158,15 +158,37 @@ fn a_weak_secret_is_refused() {
 #[test]
 fn a_rank_with_another_config_is_refused() {
     let dir = RunDir::new();
-    let ended = train(&dir).ranks(3).set_on(2, "optim.lr", "0.004").start().wait(SOON);
-    for (rank, parts) in [
-        (0, ["optim.lr: 0.005 here, 0.004 on rank 2", "same configuration"]),
-        (1, ["optim.lr: 0.005 on rank 0", "0.004 on rank 2"]),
-        (2, ["optim.lr: 0.004 here, 0.005 on rank 0", "same configuration"]),
+    let job = train(&dir).ranks(3).set("comm.join_s", 3);
+    let ended = job.set_on(2, "optim.lr", "0.004").start().wait(SOON);
+    // Only the refused rank fails at once. The others wait for the right one until the deadline.
+    for (rank, code, parts) in [
+        (0, 1, ["rank 2 of 3 did not join at", "optim.lr: 0.005 here, 0.004 on rank 2", "same configuration"]),
+        (1, 1, ["rank 2 of 3 did not join at", "optim.lr: 0.005 on rank 0", "0.004 on rank 2"]),
+        (2, 2, ["refused this rank", "optim.lr: 0.004 here, 0.005 on rank 0", "same configuration"]),
     ] {
-        assert_failed(&ended[rank], 2, &parts);
+        assert_failed(&ended[rank], code, &parts);
     }
     assert!(dir.contents().is_empty(), "a refused run has left files");
+}
+
+#[test]
+fn a_refused_rank_may_join_with_the_right_config() {
+    let dir = RunDir::new();
+    let job = train(&dir).ranks(3).set("run.max_updates", 2);
+    let mut cluster = Cluster::new();
+    job.start_rank(0, &mut cluster);
+    job.start_rank(1, &mut cluster);
+    job.clone().set_on(2, "optim.lr", "0.004").start_rank(2, &mut cluster);
+    let (refused, ended) = cluster.wait_for(1, SOON).remove(0);
+    assert_failed(&ended, 2, &["optim.lr: 0.004 here, 0.005 on rank 0", "then start this rank again"]);
+    job.start_rank(2, &mut cluster);
+    let mut ended = cluster.wait(SOON);
+    ended.remove(refused);
+    assert_eq!(codes(&ended), [Some(0); 3], "{ended:#?}");
+    for part in ["rejected 127.0.0.1:", "differs from rank 0: optim.lr: 0.005 here, 0.004 on rank 2", "waiting up to"] {
+        assert!(ended[0].stderr.contains(part), "{part}: {}", ended[0].stderr);
+    }
+    assert_eq!(dir.end(), (2, "finished".to_owned()));
 }
 
 #[test]
@@ -189,7 +211,7 @@ fn a_rank_with_another_build_is_refused() {
     fs::set_permissions(&other, Permissions::from_mode(0o755)).unwrap();
 
     let dir = RunDir::new();
-    let job = train(&dir).ranks(2);
+    let job = train(&dir).ranks(2).set("comm.join_s", 3);
     let mut cluster = Cluster::new();
     job.start_rank(0, &mut cluster);
     let instead = ["/bin/sh", "-c", "shift; exec \"$0\" \"$@\"", other.to_str().unwrap()];
@@ -197,7 +219,7 @@ fn a_rank_with_another_build_is_refused() {
     let ended = cluster.wait(SOON);
     let theirs = format!("deadbeef{}", &build[8..]);
     let advice = "install the same build of hetseq on all machines";
-    assert_failed(&ended[0], 2, &[&format!("build: {build} here, {theirs} on rank 1 ("), advice]);
+    assert_failed(&ended[0], 1, &[&format!("build: {build} here, {theirs} on rank 1 ("), advice]);
     assert_failed(&ended[1], 2, &[&format!("build: {theirs} here, {build} on rank 0 ("), advice]);
 }
 
@@ -248,7 +270,7 @@ fn a_wrong_secret_is_refused() {
         };
         let ended = set(set(job.clone(), 0), 1).start().wait(SOON);
         assert_failed(&ended[0], 1, &["rank 1 of 2 did not join", "Rejected while waiting", reason]);
-        assert_failed(&ended[1], 1, &["rejected this rank", reason]);
+        assert_failed(&ended[1], 1, &[reason]);
         assert!(ended.iter().all(|rank| !rank.stderr.contains("hunter2") && !rank.stderr.contains("swordfish")));
     }
     let job = job.env_on(0, "HETSEQ_SECRET", "hunter2-hunter2-2").env_on(1, "HETSEQ_SECRET", "hunter2-hunter2-2");
@@ -274,7 +296,7 @@ fn a_rank_that_does_not_share_the_run_directory_is_refused() {
 #[test]
 fn the_other_ranks_name_a_killed_rank() {
     let dir = RunDir::new();
-    let mut cluster = train(&dir).ranks(3).start();
+    let mut cluster = train(&dir).ranks(3).set("elastic.enabled", false).start();
     cluster.wait_for_update(&dir, 3);
     cluster.signal(2, "KILL");
     let ended = cluster.wait(SOON);
@@ -287,7 +309,7 @@ fn the_other_ranks_name_a_killed_rank() {
 #[test]
 fn the_other_ranks_name_a_silent_rank() {
     let dir = RunDir::new();
-    let mut cluster = train(&dir).ranks(3).set("comm.silence_s", 3).start();
+    let mut cluster = train(&dir).ranks(3).set("elastic.enabled", false).set("comm.silence_s", 3).start();
     cluster.wait_for_update(&dir, 3);
     cluster.signal(1, "STOP");
     for (rank, ended) in cluster.wait_for(2, SOON) {

@@ -49,6 +49,15 @@ impl RunDir {
         self.events().into_iter().filter_map(term).collect()
     }
 
+    /// The checksum of the parameters after each update.
+    pub(crate) fn checksums(&self) -> Vec<String> {
+        let checksum = |event| match event {
+            Event::Update { checksum, .. } => checksum,
+            _ => None,
+        };
+        self.events().into_iter().filter_map(checksum).collect()
+    }
+
     /// The learning rate of each update.
     pub(crate) fn learning_rates(&self) -> BTreeMap<u64, f64> {
         let rate = |event| match event {
@@ -103,6 +112,26 @@ impl RunDir {
             Some(Event::End { update, outcome, .. }) => (update, outcome),
             other => panic!("the last event is {other:?}"),
         }
+    }
+
+    /// The samples of all updates, added up.
+    pub(crate) fn samples(&self) -> usize {
+        let samples = |event| match event {
+            Event::Update { samples, .. } => samples as usize,
+            _ => 0,
+        };
+        self.events().into_iter().map(samples).sum()
+    }
+
+    /// Lost ranks, new groups and new leads, in order.
+    pub(crate) fn membership_events(&self) -> Vec<String> {
+        let text = |event| match event {
+            Event::Lost { rank, .. } => Some(format!("lost {rank}")),
+            Event::Regrouped { world, .. } => Some(format!("regrouped {world}")),
+            Event::Lead { .. } => Some("lead".to_owned()),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(text).collect()
     }
 
     /// The messages of all warnings.

@@ -174,7 +174,8 @@ fn the_architecture_names_files_that_exist() {
     }
 }
 
-/// The list under "One update" starts each item with the calls that the loop makes, in its order.
+/// The list under "One update" starts each item with the calls that the loop makes, all of them in
+/// its order.
 #[test]
 fn the_architecture_lists_the_loop_call_by_call() {
     let text = fs::read_to_string(crates().join("../ARCHITECTURE.md")).unwrap();
@@ -188,10 +189,12 @@ fn the_architecture_lists_the_loop_call_by_call() {
     assert!(listed.len() >= 7, "{listed:?}");
 
     let source = fs::read_to_string(crates().join("hetseq-train/src/trainer/mod.rs")).unwrap();
-    let run = source.split("    fn run(&mut self)").nth(1).unwrap().split("\n    }\n").next().unwrap();
+    let run = source.split("    fn run_updates(&mut self)").nth(1).unwrap().split("\n    }\n").next().unwrap();
     assert!(run.lines().count() < 60, "the loop has {} lines", run.lines().count());
     let body = run.split("while let").nth(1).unwrap().split("\n        }\n").next().unwrap();
     let called = |call: &str| call.split('(').next().unwrap_or_default().to_owned();
-    let calls: Vec<String> = body.split("self.").skip(1).map(called).filter(|name| listed.contains(name)).collect();
+    // Not those of fields, such as `self.observer.start_update()`.
+    let is_method = |name: &String| name.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_');
+    let calls: Vec<String> = body.split("self.").skip(1).map(called).filter(is_method).collect();
     assert_eq!(calls, listed);
 }

@@ -170,7 +170,11 @@ fn a_removed_run_directory_is_created_again() {
     fs::remove_dir_all(dir.path()).unwrap();
     let ended = cluster.wait(SOON).remove(0);
     assert_eq!(ended.code(), Some(0), "{ended:#?}");
-    assert_stderr(&ended, &["checkpoints was missing and has been created again"]);
+    assert_stderr(
+        &ended,
+        &["checkpoints was missing and has been created again", "was removed: restoring config.toml"],
+    );
+    assert!(["config.toml", "env.json", ".lock"].iter().all(|name| dir.path().join(name).exists()));
     assert_eq!(dir.end(), (20, "finished".to_owned()));
     assert_eq!(dir.link("last"), "step-20");
     slow(&dir, 22).succeed();
@@ -203,7 +207,8 @@ fn a_run_survives_lost_write_permission() {
 #[test]
 fn a_run_that_loses_a_rank_completes_the_current_checkpoint() {
     let dir = RunDir::new();
-    let mut cluster = slow(&dir, 40).set("emulate.slowdown", "[5, 5]").ranks(2).start();
+    let job = slow(&dir, 40).set("emulate.slowdown", "[5, 5]").set("elastic.enabled", false);
+    let mut cluster = job.ranks(2).start();
     cluster.wait_for_update(&dir, 4);
     cluster.signal(1, "KILL");
     let ended = cluster.wait(SOON);

@@ -112,7 +112,8 @@ fn config_keys() {
     let dir = RunDir::new();
     let fine_tuning = ["token-classification", "entity-linking", "sequence-classification"];
     let tasks = ["images", "bert-pretrain", "translation", "synthetic-bert"].into_iter().chain(fine_tuning);
-    let sections = ["run", "batch", "optim", "optim.schedule", "valid", "checkpoint", "comm", "emulate", "debug"];
+    let sections =
+        ["run", "batch", "optim", "optim.schedule", "valid", "checkpoint", "comm", "elastic", "emulate", "debug"];
     let mut text = String::new();
     let mut keys_of = |title: String, job: Job| {
         let refused = stderr_of(&job, 2, dir.path());

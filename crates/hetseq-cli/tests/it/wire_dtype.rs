@@ -54,10 +54,10 @@ fn algorithm_and_shard_weights_do_not_change_the_result() {
 #[test]
 fn ranks_with_different_wire_dtypes_are_refused() {
     let dir = RunDir::new();
-    let job = shipped(&dir, 3).ranks(2).set_on(1, "comm.wire_dtype", "bf16");
+    let job = shipped(&dir, 3).ranks(2).set("comm.join_s", 3).set_on(1, "comm.wire_dtype", "bf16");
     let ended = job.run();
-    assert_eq!(codes(&ended), [Some(2); 2], "{ended:#?}");
-    assert!(ended[1].stderr.contains("comm.wire_dtype"), "{ended:#?}");
+    assert_eq!(codes(&ended), [Some(1), Some(2)], "{ended:#?}");
+    assert!(ended.iter().all(|rank| rank.stderr.contains("comm.wire_dtype")), "{ended:#?}");
     let wrong = shipped(&dir, 3).set("comm.wire_dtype", "bf16").set("comm.algorithm", "ring").run();
     assert!(codes(&wrong) == [Some(2)] && wrong[0].stderr.contains("round at every hop"), "{wrong:#?}");
 }
