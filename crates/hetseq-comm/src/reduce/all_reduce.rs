@@ -52,7 +52,12 @@ pub(crate) fn all_reduce<E: From<CommError>>(
             return Ok((notes, buffers.take_sum(), ready));
         }
         let mut awaiting = Awaiting { rank: mesh.rank, own, data: Vec::new(), note: Vec::new() };
-        mesh.drive(step, &mut awaiting)?;
+        let driven = mesh.drive(step, &mut awaiting);
+        if mesh.world() > 1 && awaiting.own.ready.is_some() {
+            // Also if a rank is lost before the sum has begun.
+            buffers.own = Some(awaiting.data.clone());
+        }
+        driven?;
         Ok((vec![awaiting.note], awaiting.data, awaiting.own.ready))
     });
     let (mut notes, mut data, ready) = summed.map_err(|fault| match fault {
@@ -60,10 +65,6 @@ pub(crate) fn all_reduce<E: From<CommError>>(
         Fault::Group(error) => error.into(),
     })?;
     if !is_direct {
-        if mesh.world() > 1 {
-            // The ring adds in place.
-            buffers.own = Some(data.clone());
-        }
         notes = super::all_gather_bytes(mesh, &notes[0])?;
         mesh.run(FrameKind::AllReduce, |mesh, step| mesh.drive(step, &mut Ring::new(mesh, &mut data, shards)))?;
     }

@@ -181,6 +181,26 @@ fn a_contribution_survives_the_sum_that_fails() {
 }
 
 #[test]
+fn a_contribution_survives_if_a_rank_is_lost_before_a_ring_has_begun() {
+    let groups = joined(3);
+    std::thread::scope(|scope| {
+        for (rank, mut group) in groups.into_iter().enumerate() {
+            scope.spawn(move || {
+                if rank == 2 {
+                    return;
+                }
+                // The values are ready, the note never is.
+                let mut own = Some(Contribution::Data(vec![3.0; 1000]));
+                let next = || Ok::<_, CommError>(own.take());
+                let shards = Shards::even(1000, 3);
+                group.all_reduce(&shards, WireFormat::F32, Algorithm::Ring, next).unwrap_err();
+                assert_eq!(group.take_contribution(), Some(vec![3.0; 1000]));
+            });
+        }
+    });
+}
+
+#[test]
 fn a_loss_is_noticed_while_the_others_compute() {
     let started = Instant::now();
     let groups = joined(3);

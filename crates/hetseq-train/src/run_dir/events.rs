@@ -1,8 +1,6 @@
 //! Events of a run: rank 0 sends them to `metrics.jsonl` and to the terminal, other ranks drop
 //! them. Also writes the debug output of `debug.audit` and `debug.gradients`.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +14,7 @@ use hetseq_optim::Layout;
 use crate::checkpoint::write_entries;
 use crate::config::RunConfig;
 use crate::error::TrainError;
+use crate::run_dir::audit::{Audit, AuditLine};
 
 /// The file of all events, one per line.
 pub(super) const JOURNAL: &str = "metrics.jsonl";
@@ -30,18 +29,9 @@ pub(crate) struct RunEvents {
     journal: Option<Arc<Background>>,
     /// Set when the journal's queue is full.
     overflow: Option<Overflow>,
-    audit: Option<Audit>,
+    /// On all ranks, with `debug.audit`.
+    pub(crate) audit: Option<Audit>,
     gradients: bool,
-}
-
-/// The files of `debug.audit`, one per rank. Rank 0 writes them all, from the headers of the ranks:
-/// only then is an update done.
-struct Audit {
-    /// The updates done before.
-    at: u64,
-    /// Another process may have them open.
-    takes_over: bool,
-    files: BTreeMap<usize, JsonLines>,
 }
 
 impl RunEvents {
@@ -56,8 +46,11 @@ impl RunEvents {
         } else {
             None
         };
-        let is_audited = config.debug.audit && rank == 0;
-        let audit = is_audited.then(|| Audit { at, takes_over: false, files: BTreeMap::new() });
+        let audit = config.debug.audit.then(|| Audit::new(dir));
+        let audit = match audit {
+            Some(audit) if rank == 0 => Some(audit.writing(at, JsonLines::open)),
+            audit => audit,
+        };
         let gradients = config.debug.gradients && rank == 0;
         Ok(RunEvents { dir: dir.to_owned(), journal, overflow: None, audit, gradients })
     }
@@ -76,7 +69,11 @@ impl RunEvents {
         let journal = Journal::take_over(&dir.join(JOURNAL), at, repeats_boundary).map_err(TrainError::io(doing()))?;
         terminal::show(config.run.log_every);
         self.journal = Some(Arc::new(Background::start(JOURNAL, Box::new(journal)).map_err(TrainError::io(doing()))?));
-        self.audit = config.debug.audit.then(|| Audit { at, takes_over: true, files: BTreeMap::new() });
+        if let Some(audit) = self.audit.take() {
+            let mut audit = audit.writing(at, JsonLines::take_over);
+            audit.write_missing().map_err(TrainError::io("writing the audit"))?;
+            self.audit = Some(audit);
+        }
         self.gradients = config.debug.gradients;
         let text = fs::read_to_string(dir.join(JOURNAL)).map_err(TrainError::io(doing()))?;
         Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
@@ -143,33 +140,10 @@ impl RunEvents {
         self.journal.is_some()
     }
 
-    /// `debug.audit`, on rank 0: writes which samples each of `ranks` has computed in update number
-    /// `update`.
-    pub(crate) fn audit(
-        &mut self,
-        update: u64,
-        epoch: u64,
-        ranks: &[usize],
-        computed: &[Vec<u32>],
-    ) -> Result<(), TrainError> {
-        let Some(Audit { at, takes_over, files }) = &mut self.audit else { return Ok(()) };
-        let dir = &self.dir;
-        let mut write = |rank: usize, samples: &[u32]| {
-            let file = match files.entry(rank) {
-                Entry::Occupied(file) => file.into_mut(),
-                Entry::Vacant(entry) => {
-                    let path = dir.join(format!("audit-rank-{rank}.jsonl"));
-                    let open = if *takes_over { JsonLines::take_over } else { JsonLines::open };
-                    entry.insert(open(&path, *at)?)
-                }
-            };
-            file.write(&serde_json::json!({ "update": update, "epoch": epoch, "samples": samples }))
-        };
-        ranks
-            .iter()
-            .zip(computed)
-            .try_for_each(|(&rank, samples)| write(rank, samples))
-            .map_err(TrainError::io("writing the audit"))
+    /// `debug.audit`: records which samples each rank has computed in an update.
+    pub(crate) fn audit(&mut self, line: impl FnOnce() -> AuditLine) -> Result<(), TrainError> {
+        let Some(audit) = &mut self.audit else { return Ok(()) };
+        audit.record(line()).map_err(TrainError::io("writing the audit"))
     }
 
     /// `debug.gradients`: writes the reduced gradient of update number `update`, before clipping.

@@ -3,6 +3,7 @@
 //! module, [`crate::checkpoint`].
 
 pub(crate) mod archive;
+pub(crate) mod audit;
 pub(crate) mod events;
 pub(crate) mod lock;
 pub(crate) mod run_files;

@@ -41,6 +41,7 @@ use crate::data::update_sampler::PlannedUpdate;
 use crate::devices::StepParams;
 use crate::error::TrainError;
 use crate::run::run_dir;
+use crate::run_dir::audit::AuditLine;
 use crate::run_dir::events::at_update;
 use crate::task::Term;
 use boundary::{Boundary, BoundaryDecisions};
@@ -264,7 +265,12 @@ impl Trainer {
             self.emit_workers();
             self.observer.reset_workers();
         }
-        self.observer.events.audit(updates, update.epoch + 1, &self.session.cluster.original_ranks, &next.computed)?;
+        self.observer.events.audit(|| AuditLine {
+            update: updates,
+            epoch: update.epoch + 1,
+            ranks: self.session.cluster.original_ranks.clone(),
+            computed: next.computed.clone(),
+        })?;
         let means = mean_losses(&gradient.losses, &header.counts);
         let loss = weighted(&self.terms, &means);
         // The loss of a skipped update may be NaN or infinite too.

@@ -21,6 +21,7 @@ use crate::config::RunConfig;
 use crate::data::update_sampler::PlannedUpdate;
 use crate::error::TrainError;
 use crate::run::run_dir;
+use crate::run_dir::audit::AuditLine;
 use crate::run_dir::events::at_update;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::session::Session;
@@ -133,11 +134,15 @@ impl Trainer {
     fn hold_contribution(&mut self) -> Result<(), TrainError> {
         let contributed = self.session.group.take_contribution();
         let Some(in_progress) = &mut self.in_progress else { return Ok(()) };
-        let sum = match contributed {
-            Some(sum) => sum,
-            None => in_progress.complete(&mut self.session.devices.finish()?),
-        };
-        in_progress.hold(sum);
+        match contributed {
+            Some(sum) => in_progress.hold(sum),
+            None if self.session.devices.is_computing() => {
+                let sum = in_progress.complete(&mut self.session.devices.finish()?);
+                in_progress.hold(sum);
+            }
+            // Cannot be: a sum that the devices have finished is a contribution.
+            None => self.in_progress = None,
+        }
         Ok(())
     }
 
@@ -201,8 +206,9 @@ impl Trainer {
     fn copy_state(&mut self, root: usize, oldest: u64) -> Result<(), TrainError> {
         let is_root = self.session.group.rank() == root;
         let updates = self.learner.updates();
-        let events = messages::encode_json(&self.observer.recorded_after(oldest))?;
-        let events = self.session.group.broadcast_bytes(root, events)?;
+        let audit = self.observer.events.audit.as_ref().map_or_else(Vec::new, |audit| audit.recorded_after(oldest));
+        let records = messages::encode_json(&(self.observer.recorded_after(oldest), audit))?;
+        let records = self.session.group.broadcast_bytes(root, records)?;
         let start = is_root.then(|| {
             self.learner.complete_state();
             Restored {
@@ -229,10 +235,12 @@ impl Trainer {
         self.boundary = decisions.map(|decisions| Boundary::new(decisions, &self.learner, &self.checkpointing));
         self.in_progress = None;
         self.observer.updates_done += self.learner.updates().saturating_sub(updates);
-        for event in messages::decode_json::<Vec<Event>>(root, &events)? {
-            if event.update().is_some_and(|at| at > updates) {
-                self.observer.record(event);
-            }
+        let (events, audit): (Vec<Event>, Vec<AuditLine>) = messages::decode_json(root, &records)?;
+        for event in events.into_iter().filter(|event| event.update().is_some_and(|at| at > updates)) {
+            self.observer.record(event);
+        }
+        for line in audit.into_iter().filter(|line| line.update > updates) {
+            self.observer.events.audit(|| line)?;
         }
         self.session.devices.load(&self.learner.parameters)
     }

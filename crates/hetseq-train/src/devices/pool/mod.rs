@@ -213,6 +213,11 @@ impl Devices {
         Ok(self.poll_round()?.map(|round| self.sum(round)))
     }
 
+    /// Whether a round is under way whose results were not taken.
+    pub(crate) fn is_computing(&self) -> bool {
+        self.round.is_some()
+    }
+
     /// Waits for the gradients and returns their sums.
     pub(crate) fn finish(&mut self) -> Result<LocalSum, TrainError> {
         let round = self.finish_round()?;
