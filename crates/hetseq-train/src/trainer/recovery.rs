@@ -33,7 +33,7 @@ use super::setup::{broadcast_state, workers};
 use super::{Trainer, messages};
 
 /// How far a rank is. The greatest is the newest.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Progress {
     updates: u64,
     /// Validation and checkpoint after the last update are done.
@@ -106,11 +106,11 @@ impl Trainer {
         while self.can_recover(&error) {
             let mut regrouped = self.session.regroup()?;
             lost.append(&mut regrouped.lost);
-            if lost.iter().any(|lost| lost.has_failed) {
-                self.repeats_failed = Some(self.learner.updates() + 1);
-            }
             match self.continue_in_new_group() {
                 Ok(()) => {
+                    if lost.iter().any(|lost| lost.has_failed) {
+                        self.repeats_failed = Some(self.learner.updates() + 1);
+                    }
                     self.emit_regrouped(&lost, regrouped.regroups, started);
                     return Ok(());
                 }
@@ -153,10 +153,10 @@ impl Trainer {
             failed_devices: self.session.devices.failed(),
             held: self.in_progress.as_ref().map(|in_progress| in_progress.samples.clone()),
         };
-        let oldest_update = state.progress.updates;
         let ranks = messages::all_gather(&mut self.session.group, &state)?;
-        let newest = ranks.iter().map(|rank| rank.progress.clone()).max().unwrap_or(state.progress);
-        let oldest = ranks.iter().map(|rank| rank.progress.updates).min().unwrap_or(oldest_update);
+        let all = || ranks.iter().map(|rank| rank.progress);
+        let newest = all().max().unwrap_or(state.progress);
+        let oldest = all().min().unwrap_or(state.progress).updates;
         let is_newest = |rank: &RankState| rank.progress == newest;
         if let Some(root) = ranks.iter().position(is_newest)
             && !ranks.iter().all(is_newest)
