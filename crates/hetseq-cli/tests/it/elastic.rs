@@ -20,7 +20,8 @@ fn job(dir: &RunDir, world: usize) -> Job {
         .ranks(world)
         .set("emulate.slowdown", format!("[{slowdown}]"))
         .set("batch.probe_s", 0)
-        .set("checkpoint.every", "10 updates")
+        // So that ranks are often lost while others save, or have just saved.
+        .set("checkpoint.every", "1 update")
         .set("run.checksum_every", 1)
         .set("debug.audit", true)
 }

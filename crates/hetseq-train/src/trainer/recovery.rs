@@ -161,7 +161,7 @@ impl Trainer {
         if let Some(root) = ranks.iter().position(is_newest)
             && !ranks.iter().all(is_newest)
         {
-            self.copy_state(root, oldest)?;
+            self.copy_state(root, oldest, state.progress != newest)?;
         }
         let missing = self.agree_on_missing(&ranks, &newest)?;
         let profile = messages::encode_json(&self.session.cluster.profile)?;
@@ -202,8 +202,9 @@ impl Trainer {
         })
     }
 
-    /// All ranks continue with the state of `root`; some are at update `oldest` only. A collective.
-    fn copy_state(&mut self, root: usize, oldest: u64) -> Result<(), TrainError> {
+    /// Sends the state of `root` to all ranks, for those that are behind; some are at update `oldest`
+    /// only. A collective.
+    fn copy_state(&mut self, root: usize, oldest: u64, is_behind: bool) -> Result<(), TrainError> {
         let is_root = self.session.group.rank() == root;
         let updates = self.learner.updates();
         let audit = self.observer.events.audit.as_ref().map_or_else(Vec::new, |audit| audit.recorded_after(oldest));
@@ -221,7 +222,8 @@ impl Trainer {
         let boundary = messages::encode(&self.boundary.as_ref().map(Boundary::decisions))?;
         let boundary = self.session.group.broadcast_bytes(root, boundary)?;
         let Restored { parameters, slots, state, .. } = broadcast_state(&mut self.session, root, start)?;
-        if is_root {
+        // The others have this state, and what they have computed since then.
+        if !is_behind {
             return Ok(());
         }
         tracing::info!("continuing from {} with the state of rank {root}", at_update(state.cursor.updates));
