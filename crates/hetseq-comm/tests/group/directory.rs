@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 use hetseq_comm::{CommError, Group, Identity, Options, RankEnv, Rendezvous, Secret};
 use tempfile::TempDir;
 
-use crate::ranks::{join, join_as, on_each, options};
+use crate::ranks::{Joining, join, join_as, on_each, options, wait_all};
 
 fn rank_env(rank: Option<usize>, world: usize, dir: &Path) -> RankEnv {
     RankEnv { rank, world, rendezvous: Rendezvous::Directory(dir.to_owned()), source: "the test" }
 }
 
 /// Joins with only the directory set.
-fn join_in(rank: Option<usize>, world: usize, dir: &Path) -> JoinHandle<Result<Group, CommError>> {
+fn join_in(rank: Option<usize>, world: usize, dir: &Path) -> Joining {
     join(rank_env(rank, world, dir), options(rank.unwrap_or(9)))
 }
 
-fn all_joined(ranks: Vec<JoinHandle<Result<Group, CommError>>>) -> Vec<Group> {
-    let mut groups: Vec<Group> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+fn all_joined(ranks: Vec<Joining>) -> Vec<Group> {
+    let mut groups = wait_all(ranks);
     groups.sort_by_key(Group::rank);
     let world = groups.len();
     assert!(groups.iter().map(Group::rank).eq(0..world));

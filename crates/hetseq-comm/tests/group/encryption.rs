@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use hetseq_comm::{Algorithm, Group, Options, Secret, Shards, WireFormat};
 
-use crate::ranks::{Transport, all_reduce, free_port, groups, join, on_each, options, rank_env};
+use crate::ranks::{HERE, Transport, all_reduce, free_port, groups, join, on_each, options, rank_env, wait_all};
 
-const HERE: &str = "127.0.0.1";
 /// A message to look for on the wire.
 const PLAIN_TEXT: &[u8] = b"the quick brown fox jumps over the lazy dog";
 
@@ -77,7 +76,7 @@ fn pair_through_proxy(
     sleep(Duration::from_millis(100));
     let (path, recorded) = start_proxy(port, change);
     let one = join(rank_env(1, 2, HERE, path), with(1));
-    (vec![zero.join().unwrap().unwrap(), one.join().unwrap().unwrap()], recorded)
+    (wait_all([zero, one]), recorded)
 }
 
 #[test]

@@ -137,15 +137,17 @@ fn sending_to_a_rank_that_left_fails() {
     }
 }
 
-#[test]
-fn ranks_out_of_step_are_reported() {
+/// After `earlier` barriers, rank 0 calls `operation` (its name is `name`) and rank 1 a barrier.
+fn assert_out_of_step_is_reported(
+    earlier: usize,
+    name: &str,
+    operation: impl Fn(&mut Group) -> Result<(), CommError> + Sync,
+) {
+    let number = earlier + 1;
     for transport in TRANSPORTS {
         let texts = on_each(groups(transport, 2, options), |mut group| {
-            group.barrier().unwrap();
-            let failed = match group.rank() {
-                0 => group.all_gather_bytes(b"x").map(|_| ()),
-                _ => group.barrier(),
-            };
+            (0..earlier).for_each(|_| group.barrier().unwrap());
+            let failed = if group.rank() == 0 { operation(&mut group) } else { group.barrier() };
             let text = failed.unwrap_err().to_string();
             let after = group.barrier().unwrap_err();
             assert!(matches!(after, CommError::AlreadyFailed { .. }), "{after}");
@@ -153,28 +155,21 @@ fn ranks_out_of_step_are_reported() {
             text
         });
         // The slower one may receive the report of the other's failure before its frame.
-        let here = "is in barrier (operation 2) while this rank is in all_gather_bytes (operation 2)";
-        let there = "is in all_gather_bytes (operation 2) while this rank is in barrier (operation 2)";
-        assert!(texts.iter().all(|text| text.contains(here) || text.contains(there)), "{texts:?}");
+        let here = format!("is in barrier (operation {number}) while this rank is in {name} (operation {number})");
+        let there = format!("is in {name} (operation {number}) while this rank is in barrier (operation {number})");
+        assert!(texts.iter().all(|text| text.contains(&here) || text.contains(&there)), "{texts:?}");
     }
 }
 
 #[test]
+fn ranks_out_of_step_are_reported() {
+    assert_out_of_step_is_reported(1, "all_gather_bytes", |group| group.all_gather_bytes(b"x").map(|_| ()));
+}
+
+#[test]
 fn a_sum_out_of_step_is_reported() {
-    for transport in TRANSPORTS {
-        let texts = on_each(groups(transport, 2, options), |mut group| {
-            let failed = match group.rank() {
-                0 => all_reduce(&mut group, vec![1.0; 10], &Shards::even(10, 2), DIRECT).map(|_| ()),
-                _ => group.barrier(),
-            };
-            let text = failed.unwrap_err().to_string();
-            sleep(Duration::from_millis(50));
-            text
-        });
-        let here = "is in barrier (operation 1) while this rank is in all_reduce (operation 1)";
-        let there = "is in all_reduce (operation 1) while this rank is in barrier (operation 1)";
-        assert!(texts.iter().all(|text| text.contains(here) || text.contains(there)), "{texts:?}");
-    }
+    let sum = |group: &mut Group| all_reduce(group, vec![1.0; 10], &Shards::even(10, 2), DIRECT).map(|_| ());
+    assert_out_of_step_is_reported(0, "all_reduce", sum);
 }
 
 #[test]

@@ -5,9 +5,11 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
-use hetseq_comm::{CommError, Group, LinkSpeed};
+use hetseq_comm::{CommError, LinkSpeed};
 
-use crate::ranks::{PLAIN_TRANSPORTS, TRANSPORTS, Transport, free_port, groups, join, on_each, options, rank_env};
+use crate::ranks::{
+    HERE, PLAIN_TRANSPORTS, TRANSPORTS, Transport, free_port, groups, join, on_each, options, rank_env, wait_all,
+};
 
 #[test]
 fn all_ranks_get_the_same_result() {
@@ -59,7 +61,7 @@ fn a_rank_that_leaves_is_named() {
 
 /// Starts a proxy that forwards at most this many bytes per second in each direction.
 fn slow_proxy(to: u16, bytes_per_s: f64) -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let listener = TcpListener::bind((HERE, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let forward = move |mut from: TcpStream, mut to: TcpStream| {
         let (start, mut forwarded, mut piece) = (Instant::now(), 0.0, [0; 16 << 10]);
@@ -75,7 +77,7 @@ fn slow_proxy(to: u16, bytes_per_s: f64) -> u16 {
     };
     spawn(move || {
         for dialer in listener.incoming().map_while(Result::ok) {
-            let Ok(answerer) = TcpStream::connect(("127.0.0.1", to)) else { continue };
+            let Ok(answerer) = TcpStream::connect((HERE, to)) else { continue };
             for (from, to) in [(&dialer, &answerer), (&answerer, &dialer)] {
                 let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                 spawn(move || forward(from, to));
@@ -88,11 +90,10 @@ fn slow_proxy(to: u16, bytes_per_s: f64) -> u16 {
 #[test]
 fn a_slow_link_is_measured_correctly() {
     let (port, bytes_per_s) = (free_port(), 10e6);
-    let zero = join(rank_env(0, 2, "127.0.0.1", port), options(0));
+    let zero = join(rank_env(0, 2, HERE, port), options(0));
     sleep(Duration::from_millis(100));
-    let one = join(rank_env(1, 2, "127.0.0.1", slow_proxy(port, bytes_per_s)), options(1));
-    let groups: Vec<Group> = [zero, one].map(|rank| rank.join().unwrap().unwrap()).into();
-    on_each(groups, |mut group| {
+    let one = join(rank_env(1, 2, HERE, slow_proxy(port, bytes_per_s)), options(1));
+    on_each(wait_all([zero, one]), |mut group| {
         for link in group.measure_links(Duration::from_secs(2)).unwrap() {
             let share = link.bytes_per_s as f64 / bytes_per_s;
             assert!((0.4..2.0).contains(&share), "{link:?}");

@@ -5,30 +5,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use hetseq_comm::{Algorithm, Shards, WireFormat};
+use hetseq_comm::{Algorithm, Group, Shards, WireFormat};
 
 use crate::network::Network;
 use crate::ranks::all_reduce;
 
 const PROGRESS: Duration = Duration::from_secs(60);
 
-/// Cuts the network after a second, for `outage`.
-fn fail_for(network: &Network, outage: Duration) {
-    sleep(Duration::from_secs(1));
-    network.cut(0, 1);
-    sleep(outage);
-    network.heal();
+/// Runs `body` on two ranks and cuts the network after a second, for `outage`. `body` also gets
+/// whether the network is back.
+fn run_with_outage(outage: Duration, silence: Duration, body: impl Fn(Group, &AtomicBool) + Sync) {
+    let (network, is_back) = (Network::new(2), AtomicBool::new(false));
+    let cut = || {
+        sleep(Duration::from_secs(1));
+        network.cut(0, 1);
+        sleep(outage);
+        network.heal();
+        is_back.store(true, Ordering::Release);
+    };
+    network.ranks((silence, PROGRESS), cut, |group| body(group, &is_back));
 }
 
 #[test]
 #[ignore = "needs root and iproute2"]
 fn a_short_outage_is_survived_while_gradients_travel() {
-    let (network, is_back) = (Network::new(2), AtomicBool::new(false));
-    let outage = || {
-        fail_for(&network, Duration::from_millis(4_500));
-        is_back.store(true, Ordering::Release);
-    };
-    network.ranks((Duration::from_secs(5), PROGRESS), outage, |mut group| {
+    run_with_outage(Duration::from_millis(4_500), Duration::from_secs(5), |mut group, is_back| {
         let mut gradients = vec![1.0; 4 << 20];
         let shards = Shards::even(gradients.len(), 2);
         let mut is_last = false;
@@ -43,12 +44,7 @@ fn a_short_outage_is_survived_while_gradients_travel() {
 #[test]
 #[ignore = "needs root and iproute2"]
 fn a_longer_outage_is_survived_while_a_rank_computes() {
-    let (network, is_back) = (Network::new(2), AtomicBool::new(false));
-    let outage = || {
-        fail_for(&network, Duration::from_secs(16));
-        is_back.store(true, Ordering::Release);
-    };
-    network.ranks((Duration::from_secs(18), PROGRESS), outage, |mut group| {
+    run_with_outage(Duration::from_secs(16), Duration::from_secs(18), |mut group, is_back| {
         while group.rank() == 1 && !is_back.load(Ordering::Acquire) {
             sleep(Duration::from_millis(100));
         }

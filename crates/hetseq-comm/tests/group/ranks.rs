@@ -1,8 +1,8 @@
 //! Ranks as threads of the test, over TCP or socketpairs.
 
-use std::net::{Ipv6Addr, TcpListener};
+use std::net::{Ipv6Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::{JoinHandle, spawn};
+use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
 use hetseq_comm::{
@@ -23,6 +23,9 @@ pub(crate) const TRANSPORTS: [Transport; 3] = [Transport::Local, Transport::Tcp,
 /// For long tests: results cannot differ between `Encrypted` and `Tcp`.
 pub(crate) const PLAIN_TRANSPORTS: [Transport; 2] = [Transport::Local, Transport::Tcp];
 
+/// The address of ranks over TCP.
+pub(crate) const HERE: &str = "127.0.0.1";
+
 /// Returns a free port below the ephemeral range, so that no connection of another test can take it
 /// in the meantime.
 pub(crate) fn free_port() -> u16 {
@@ -33,6 +36,16 @@ pub(crate) fn free_port() -> u16 {
         let free = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
         if free.or_else(|_| TcpListener::bind(("0.0.0.0", port))).is_ok() {
             return port;
+        }
+    }
+}
+
+/// Connects to `port` as soon as a process listens there.
+pub(crate) fn connect(port: u16) -> TcpStream {
+    loop {
+        match TcpStream::connect((HERE, port)) {
+            Ok(stream) => break stream,
+            Err(_) => sleep(Duration::from_millis(10)),
         }
     }
 }
@@ -53,13 +66,20 @@ pub(crate) fn options(rank: usize) -> Options {
     }
 }
 
-/// Joins in a new thread.
-pub(crate) fn join(rank_env: RankEnv, options: Options) -> JoinHandle<Result<Group, CommError>> {
+/// A rank that joins in its own thread.
+pub(crate) type Joining = JoinHandle<Result<Group, CommError>>;
+
+pub(crate) fn join(rank_env: RankEnv, options: Options) -> Joining {
     join_as(rank_env, Identity::new(), options)
 }
 
-pub(crate) fn join_as(rank_env: RankEnv, identity: Identity, options: Options) -> JoinHandle<Result<Group, CommError>> {
+pub(crate) fn join_as(rank_env: RankEnv, identity: Identity, options: Options) -> Joining {
     spawn(move || Group::join(&rank_env, &identity, &options))
+}
+
+/// Waits until all of `ranks` have joined.
+pub(crate) fn wait_all(ranks: impl IntoIterator<Item = Joining>) -> Vec<Group> {
+    ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
 }
 
 /// Creates a whole group, in rank order.
@@ -75,9 +95,8 @@ pub(crate) fn groups(transport: Transport, world: usize, options: impl Fn(usize)
             };
             let options =
                 |rank| if transport == Transport::Encrypted { encrypted(options(rank)) } else { options(rank) };
-            let ranks: Vec<_> =
-                (0..world).map(|rank| join(rank_env(rank, world, "127.0.0.1", port), options(rank))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
+            let ranks: Vec<_> = (0..world).map(|rank| join(rank_env(rank, world, HERE, port), options(rank))).collect();
+            wait_all(ranks)
         }
     }
 }

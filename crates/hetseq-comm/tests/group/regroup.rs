@@ -1,11 +1,10 @@
 //! Ranks are lost and the others continue: over TCP, with each kind of loss.
 
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use hetseq_comm::{Algorithm, CommError, Contribution, Group, Options, RegroupRules, Shards, WireFormat};
 
-use crate::ranks::{Transport, groups};
+use crate::ranks::{Transport, groups, on_each};
 
 const SILENCE: Duration = Duration::from_millis(600);
 
@@ -31,23 +30,17 @@ fn sum(group: &mut Group, value: f32) -> Result<f32, CommError> {
 /// result of each survivor: its new rank, the old numbers of all survivors, and the sum of the old
 /// ranks.
 fn survivors(world: usize, lose: &[usize], rules: &RegroupRules, lost: impl Fn(Group) + Sync) -> Vec<Outcome> {
-    let groups = joined(world);
-    std::thread::scope(|scope| {
-        let run = |(rank, mut group): (usize, Group)| {
-            let lost = &lost;
-            scope.spawn(move || {
-                group.set_regroup_rules(rules.clone());
-                assert_eq!(sum(&mut group, rank as f32).unwrap(), (0..world).sum::<usize>() as f32);
-                if lose.contains(&rank) {
-                    lost(group);
-                    return None;
-                }
-                Some(continue_after_loss(group, rank))
-            })
-        };
-        let ranks: Vec<_> = groups.into_iter().enumerate().map(run).collect();
-        ranks.into_iter().filter_map(|rank| rank.join().unwrap()).collect()
-    })
+    let outcomes = on_each(joined(world), |mut group| {
+        let rank = group.rank();
+        group.set_regroup_rules(rules.clone());
+        assert_eq!(sum(&mut group, rank as f32).unwrap(), (0..world).sum::<usize>() as f32);
+        if lose.contains(&rank) {
+            lost(group);
+            return None;
+        }
+        Some(continue_after_loss(group))
+    });
+    outcomes.into_iter().flatten().collect()
 }
 
 #[derive(Debug, PartialEq)]
@@ -56,7 +49,8 @@ enum Outcome {
     Stopped(String),
 }
 
-fn continue_after_loss(mut group: Group, rank: usize) -> Outcome {
+fn continue_after_loss(mut group: Group) -> Outcome {
+    let rank = group.rank();
     let mut survivors: Vec<usize> = (0..group.world()).collect();
     loop {
         match sum(&mut group, rank as f32) {
@@ -109,17 +103,12 @@ fn a_rank_that_fails_says_why() {
 
 #[test]
 fn a_rank_that_ends_the_run_ends_it_for_all() {
-    let groups = joined(3);
-    std::thread::scope(|scope| {
-        for (rank, mut group) in groups.into_iter().enumerate() {
-            scope.spawn(move || {
-                if rank == 1 {
-                    return group.abort("the disk is full");
-                }
-                let error = sum(&mut group, 1.0).unwrap_err();
-                assert!(!error.is_lost_rank() && error.to_string().contains("the disk is full"), "{error}");
-            });
+    on_each(joined(3), |mut group| {
+        if group.rank() == 1 {
+            return group.abort("the disk is full");
         }
+        let error = sum(&mut group, 1.0).unwrap_err();
+        assert!(!error.is_lost_rank() && error.to_string().contains("the disk is full"), "{error}");
     });
 }
 
@@ -161,71 +150,55 @@ fn with_a_shared_directory_a_single_rank_continues() {
 
 #[test]
 fn a_contribution_survives_the_sum_that_fails() {
-    let groups = joined(3);
-    std::thread::scope(|scope| {
-        for (rank, mut group) in groups.into_iter().enumerate() {
-            scope.spawn(move || {
-                assert_eq!(sum(&mut group, rank as f32).unwrap(), 3.0);
-                assert_eq!(group.take_contribution(), Some(vec![rank as f32; 1000]));
-                if rank == 2 {
-                    return;
-                }
-                sum(&mut group, 10.0).unwrap_err();
-                assert_eq!(group.take_contribution(), Some(vec![10.0; 1000]));
-                group.regroup().unwrap();
-                assert_eq!(sum(&mut group, 10.0).unwrap(), 20.0);
-                group.close();
-            });
+    on_each(joined(3), |mut group| {
+        let rank = group.rank();
+        assert_eq!(sum(&mut group, rank as f32).unwrap(), 3.0);
+        assert_eq!(group.take_contribution(), Some(vec![rank as f32; 1000]));
+        if rank == 2 {
+            return;
         }
+        sum(&mut group, 10.0).unwrap_err();
+        assert_eq!(group.take_contribution(), Some(vec![10.0; 1000]));
+        group.regroup().unwrap();
+        assert_eq!(sum(&mut group, 10.0).unwrap(), 20.0);
+        group.close();
     });
 }
 
 #[test]
 fn a_contribution_survives_if_a_rank_is_lost_before_a_ring_has_begun() {
-    let groups = joined(3);
-    std::thread::scope(|scope| {
-        for (rank, mut group) in groups.into_iter().enumerate() {
-            scope.spawn(move || {
-                if rank == 2 {
-                    return;
-                }
-                // The values are ready, the note never is.
-                let mut own = Some(Contribution::Data(vec![3.0; 1000]));
-                let next = || Ok::<_, CommError>(own.take());
-                let shards = Shards::even(1000, 3);
-                group.all_reduce(&shards, WireFormat::F32, Algorithm::Ring, next).unwrap_err();
-                assert_eq!(group.take_contribution(), Some(vec![3.0; 1000]));
-            });
+    on_each(joined(3), |mut group| {
+        if group.rank() == 2 {
+            return;
         }
+        // The values are ready, the note never is.
+        let mut own = Some(Contribution::Data(vec![3.0; 1000]));
+        let next = || Ok::<_, CommError>(own.take());
+        let shards = Shards::even(1000, 3);
+        group.all_reduce(&shards, WireFormat::F32, Algorithm::Ring, next).unwrap_err();
+        assert_eq!(group.take_contribution(), Some(vec![3.0; 1000]));
     });
 }
 
 #[test]
 fn a_loss_is_noticed_while_the_others_compute() {
     let started = Instant::now();
-    let groups = joined(3);
-    let (sender, receiver) = mpsc::channel();
-    std::thread::scope(|scope| {
-        for (rank, mut group) in groups.into_iter().enumerate() {
-            let sender = sender.clone();
-            scope.spawn(move || {
-                if rank == 2 {
-                    return drop(group);
-                }
-                // A contribution that would take a minute.
-                let shards = Shards::even(10, 3);
-                let never = || Ok::<Option<Contribution>, CommError>(None);
-                let error = group.all_reduce(&shards, WireFormat::F32, Algorithm::Direct, never).unwrap_err();
-                assert!(error.is_lost_rank());
-                assert_eq!(group.take_contribution(), None);
-                group.regroup().unwrap();
-                sender.send(sum(&mut group, 1.0).unwrap()).unwrap();
-                group.close();
-            });
+    let sums = on_each(joined(3), |mut group| {
+        if group.rank() == 2 {
+            return None;
         }
-        drop(sender);
-        assert_eq!(receiver.iter().collect::<Vec<_>>(), [2.0, 2.0]);
+        // A contribution that would take a minute.
+        let shards = Shards::even(10, 3);
+        let never = || Ok::<Option<Contribution>, CommError>(None);
+        let error = group.all_reduce(&shards, WireFormat::F32, Algorithm::Direct, never).unwrap_err();
+        assert!(error.is_lost_rank());
+        assert_eq!(group.take_contribution(), None);
+        group.regroup().unwrap();
+        let sum = sum(&mut group, 1.0).unwrap();
+        group.close();
+        Some(sum)
     });
+    assert_eq!(sums, [Some(2.0), Some(2.0), None]);
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
@@ -235,18 +208,9 @@ fn a_rank_that_does_not_answer_is_left_out() {
     let options = Options { progress: Duration::from_millis(700), ..crate::ranks::options(0) };
     let mut groups = Group::local(4, &options).unwrap();
     let stuck = groups.pop().unwrap();
-    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = groups
-            .into_iter()
-            .enumerate()
-            .map(|(rank, mut group)| {
-                scope.spawn(move || {
-                    group.set_regroup_rules(rules());
-                    continue_after_loss(group, rank)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    let outcomes = on_each(groups, |mut group| {
+        group.set_regroup_rules(rules());
+        continue_after_loss(group)
     });
     assert_continued(&outcomes, &[0, 1, 2]);
     drop(stuck);

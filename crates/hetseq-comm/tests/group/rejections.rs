@@ -7,22 +7,11 @@ use std::time::Duration;
 
 use hetseq_comm::{CommError, Group, Options};
 
-use crate::ranks::{free_port, join, on_each, options, rank_env};
-
-const HERE: &str = "127.0.0.1";
-
-fn connect(port: u16) -> TcpStream {
-    loop {
-        match TcpStream::connect((HERE, port)) {
-            Ok(stream) => break stream,
-            Err(_) => sleep(Duration::from_millis(10)),
-        }
-    }
-}
+use crate::ranks::{HERE, connect, free_port, join, on_each, options, rank_env, wait_all};
 
 fn pair(port: u16) -> [Group; 2] {
     let ranks = [0, 1].map(|rank| join(rank_env(rank, 2, HERE, port), options(rank)));
-    ranks.map(|rank| rank.join().unwrap().unwrap())
+    wait_all(ranks).try_into().unwrap()
 }
 
 #[test]
@@ -32,8 +21,7 @@ fn a_flood_of_silent_connections_does_not_prevent_the_start() {
     // More than the limit, and from the ranks' own address.
     let silent: Vec<TcpStream> = (0..200).map(|_| connect(port)).collect();
     let others = [1, 2].map(|rank| join(rank_env(rank, 3, HERE, port), options(rank)));
-    zero.join().unwrap().unwrap();
-    let _groups = others.map(|rank| rank.join().unwrap().unwrap());
+    wait_all([zero].into_iter().chain(others));
     drop(silent);
 }
 
@@ -61,8 +49,7 @@ fn a_late_rank_joins_when_all_start_again() {
     sleep(Duration::from_millis(300));
     drop((one, zero));
     let zero = join(rank_env(0, 2, HERE, port), options(0));
-    zero.join().unwrap().unwrap();
-    restarted.join().unwrap().unwrap();
+    wait_all([zero, restarted]);
 }
 
 #[test]

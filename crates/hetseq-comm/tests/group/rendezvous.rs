@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use hetseq_comm::{CommError, Group, Identity, Options, RankEnv, Rendezvous, Secret};
 
-use crate::ranks::{Transport, free_port, groups, join, join_as, on_each, options, rank_env};
-
-const HERE: &str = "127.0.0.1";
+use crate::ranks::{HERE, Transport, connect, free_port, groups, join, join_as, on_each, options, rank_env, wait_all};
 
 fn with_secret(rank: usize, secret: Option<&str>) -> Options {
     let secret = secret.map_or(Secret::None, |secret| Secret::Given(secret.to_owned()));
@@ -57,8 +55,7 @@ fn ranks_join_over_ipv6() {
                 join(rank_env(rank, 3, "::1", port), options)
             })
             .collect();
-        let groups = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
-        on_each(groups, |mut group: Group| {
+        on_each(wait_all(ranks), |mut group: Group| {
             assert_eq!(group.all_gather_bytes(&[group.rank() as u8]).unwrap(), [[0], [1], [2]]);
             group.close();
         });
@@ -72,9 +69,7 @@ fn a_chosen_interface_and_port_range_are_used() {
     let chosen =
         |rank| Options { interface: Some(HERE.to_owned()), ports: Some(mesh_port..=mesh_port), ..options(rank) };
     let ranks: Vec<_> = (0..3).map(|rank| join(rank_env(rank, 3, HERE, port), chosen(rank))).collect();
-    for rank in ranks {
-        rank.join().unwrap().unwrap();
-    }
+    wait_all(ranks);
     let nowhere = Options { interface: Some("nonet7".to_owned()), ..options(1) };
     let error = Group::join(&rank_env(1, 2, HERE, port), &Identity::new(), &nowhere).unwrap_err();
     assert!(matches!(error, CommError::NoInterface { .. }), "{error}");
@@ -86,29 +81,20 @@ fn rank_0_may_start_last() {
     let one = join(rank_env(1, 2, "localhost", port), options(1));
     sleep(Duration::from_millis(250));
     let zero = join(rank_env(0, 2, "localhost", port), options(0));
-    zero.join().unwrap().unwrap();
-    one.join().unwrap().unwrap();
+    wait_all([zero, one]);
 }
 
 #[test]
 fn unknown_connections_do_not_prevent_the_start() {
     let port = free_port();
     let zero = join(rank_env(0, 3, HERE, port), options(0));
-    let connect = || loop {
-        match TcpStream::connect((HERE, port)) {
-            Ok(stream) => break stream,
-            Err(_) => sleep(Duration::from_millis(10)),
-        }
-    };
-    let silent: Vec<TcpStream> = (0..10).map(|_| connect()).collect();
+    let silent: Vec<TcpStream> = (0..10).map(|_| connect(port)).collect();
     for garbage in [&b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\n\r\n"[..], &[0; 100], b"x"] {
-        let _ = connect().write_all(garbage);
+        let _ = connect(port).write_all(garbage);
     }
     let one = join(rank_env(1, 3, HERE, port), options(1));
     let two = join(rank_env(2, 3, HERE, port), options(2));
-    for rank in [zero, one, two] {
-        rank.join().unwrap().unwrap();
-    }
+    wait_all([zero, one, two]);
     drop(silent);
 }
 
@@ -140,8 +126,7 @@ fn a_rank_that_differs_is_refused_and_the_right_one_starts_the_run() {
     sleep(Duration::from_millis(300));
     assert!(!zero.is_finished() && !two.is_finished() && !late.is_finished());
     let right = join_as(rank_env(1, 4, HERE, port), identity(0.1), options(1));
-    let groups = [zero, right, two, late].map(|rank| rank.join().unwrap().unwrap());
-    on_each(groups.into(), |mut group: Group| {
+    on_each(wait_all([zero, right, two, late]), |mut group: Group| {
         group.barrier().unwrap();
         group.close();
     });
@@ -183,9 +168,7 @@ fn a_duplicate_rank_is_refused_and_the_run_starts() {
     assert!(matches!(duplicate, CommError::Refused { .. }), "{text}");
     assert!(text.contains("rank 1 is already taken by host1 (127.0.0.1:"), "{text}");
     let two = join(rank_env(2, 3, HERE, port), options(2));
-    for rank in [zero, one, two] {
-        rank.join().unwrap().unwrap();
-    }
+    wait_all([zero, one, two]);
 }
 
 #[test]
@@ -198,8 +181,7 @@ fn a_second_rank_0_finds_the_address_in_use() {
     assert!(matches!(error, CommError::AddressInUse { .. }), "{text}");
     assert!(text.contains(&port.to_string()) && text.contains("another rank 0"), "{text}");
     let one = join(rank_env(1, 2, HERE, port), options(1));
-    zero.join().unwrap().unwrap();
-    one.join().unwrap().unwrap();
+    wait_all([zero, one]);
 }
 
 #[test]
@@ -256,8 +238,7 @@ fn a_rank_waits_until_an_earlier_run_leaves_the_address() {
         let text = old.join().unwrap().unwrap_err().to_string();
         assert!(text.contains("Rejected while waiting: 127.0.0.1:"), "{text}");
         let zero = join(rank_env(0, 2, HERE, port), new(0));
-        zero.join().unwrap().unwrap();
-        one.join().unwrap().unwrap();
+        wait_all([zero, one]);
     }
 }
 
@@ -267,8 +248,7 @@ fn ranks_with_the_same_secret_join() {
     let ranks: Vec<_> = (0..4)
         .map(|rank| join(rank_env(rank, 4, HERE, port), with_secret(rank, Some("squirrel-of-the-park"))))
         .collect();
-    let groups = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
-    on_each(groups, |mut group: Group| {
+    on_each(wait_all(ranks), |mut group: Group| {
         group.barrier().unwrap();
         group.close();
     });
@@ -290,8 +270,7 @@ fn a_wrong_or_missing_secret_is_refused_and_the_run_starts() {
         assert!(matches!(error, CommError::Refused { .. }), "{text}");
         assert!(text.contains(expected), "{text}");
         let right = join(rank_env(1, 2, HERE, port), with_secret(1, ours));
-        zero.join().unwrap().unwrap();
-        right.join().unwrap().unwrap();
+        wait_all([zero, right]);
     }
 }
 
@@ -325,8 +304,7 @@ fn a_wrong_secret_is_refused_with_encryption() {
     let text = join(rank_env(1, 2, HERE, port), wrong).join().unwrap().unwrap_err().to_string();
     assert!(text.contains("the shared secrets differ"), "{text}");
     let one = join(rank_env(1, 2, HERE, port), encrypted(1, "squirrel-of-the-park"));
-    zero.join().unwrap().unwrap();
-    one.join().unwrap().unwrap();
+    wait_all([zero, one]);
 }
 
 #[test]

@@ -9,9 +9,7 @@ use std::time::Duration;
 use hetseq_comm::{CommError, Options, Secret};
 use tempfile::TempDir;
 
-use crate::ranks::{free_port, join, on_each, options, rank_env};
-
-const HERE: &str = "127.0.0.1";
+use crate::ranks::{HERE, free_port, join, on_each, options, rank_env, wait_all};
 
 fn in_directory(rank: usize, dir: &Path) -> Options {
     Options { secret: Secret::InDirectory(dir.to_owned()), ..options(rank) }
@@ -27,13 +25,11 @@ fn ranks_that_share_a_directory_need_no_setup() {
     let port = free_port();
     let path = dir.path().join(format!("run/.secret-{port}"));
     // In this order, so that the peers wait for the file and its directory.
-    let ranks: Vec<_> = [2, 1, 0]
-        .map(|rank| {
-            sleep(Duration::from_millis(150));
-            join(rank_env(rank, 3, HERE, port), in_directory(rank, &dir.path().join("run")))
-        })
-        .into();
-    let groups: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+    let ranks = [2, 1, 0].map(|rank| {
+        sleep(Duration::from_millis(150));
+        join(rank_env(rank, 3, HERE, port), in_directory(rank, &dir.path().join("run")))
+    });
+    let groups = wait_all(ranks);
     // The file stays during the run, so that a late rank can be refused with the reason.
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     on_each(groups, |mut group| {
@@ -53,8 +49,7 @@ fn the_secret_of_an_earlier_start_is_replaced_and_read_again() {
     let one = join(rank_env(1, 2, HERE, port), in_directory(1, dir.path()));
     sleep(Duration::from_millis(300));
     let zero = join(rank_env(0, 2, HERE, port), in_directory(0, dir.path()));
-    zero.join().unwrap().unwrap();
-    one.join().unwrap().unwrap();
+    wait_all([zero, one]);
 }
 
 #[test]
