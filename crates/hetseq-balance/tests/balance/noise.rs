@@ -114,6 +114,11 @@ fn jitter(key: Key, update: u64, device: usize, seconds: f64, part: f64) -> f64 
     seconds * part * f64::from(normal.clamp(-4.0, 4.0))
 }
 
+/// The noise of a machine without other programs.
+fn quiet(seed: u64) -> impl Fn(u64, usize, f64) -> f64 {
+    move |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05)
+}
+
 #[test]
 fn scheduler_noise_in_short_updates_hardly_changes_the_plan() {
     type Noise = fn(Key, u64, usize) -> f64;
@@ -166,18 +171,18 @@ fn followed(
     (pair.update - 5 - at, followed_s)
 }
 
-const LARGE: [[f64; 2]; 4] = [[4.0, 1.0], [2.0, 1.0], [1.0, 0.25], [0.5, 1.0]];
+/// Large changes in updates of each length: the length, the devices' slowness, a seed of the noise.
+fn large_changes(updates_s: &[f64]) -> impl Iterator<Item = (f64, [f64; 2], u64)> {
+    let slownesses = [[4.0, 1.0], [2.0, 1.0], [1.0, 0.25], [0.5, 1.0]];
+    let changes = slownesses.into_iter().flat_map(|slowness| (0..12).map(move |seed| (slowness, seed)));
+    updates_s.iter().flat_map(move |&update_s| changes.clone().map(move |(slowness, seed)| (update_s, slowness, seed)))
+}
 
 #[test]
 fn large_changes_in_long_updates_are_followed_within_five_updates() {
-    for update_s in [0.1, 0.2, 1.0] {
-        for slowness in LARGE {
-            for seed in 0..12 {
-                let noise = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
-                let (updates, _) = followed(update_s, slowness, 1.15, 30, &noise);
-                assert!(updates <= 5, "{slowness:?} in updates of {update_s} s, seed {seed}: {updates} updates");
-            }
-        }
+    for (update_s, slowness, seed) in large_changes(&[0.1, 0.2, 1.0]) {
+        let (updates, _) = followed(update_s, slowness, 1.15, 30, &quiet(seed));
+        assert!(updates <= 5, "{slowness:?} in updates of {update_s} s, seed {seed}: {updates} updates");
     }
 }
 
@@ -185,7 +190,7 @@ fn large_changes_in_long_updates_are_followed_within_five_updates() {
 fn a_device_that_recovers_after_a_few_updates_is_followed_too() {
     for update_s in [0.2, 1.0] {
         for seed in 0..12 {
-            let noise = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
+            let noise = quiet(seed);
             let mut pair = Pair::new(update_s);
             for update in 0..45 {
                 let slowness = if (15..30).contains(&update) { [3.3, 1.0] } else { [1.0; 2] };
@@ -205,10 +210,7 @@ fn a_device_that_recovers_after_a_few_updates_is_followed_too() {
 fn smaller_changes_in_long_updates_are_followed() {
     for update_s in [0.2, 1.0] {
         for slowness in [[1.3, 1.0], [1.0, 0.75]] {
-            let updates = |seed| {
-                let noise = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
-                followed(update_s, slowness, 1.08, 30, &noise).0
-            };
+            let updates = |seed| followed(update_s, slowness, 1.08, 30, &quiet(seed)).0;
             let mut all: Vec<u64> = (0..20).map(updates).collect();
             all.sort_unstable();
             assert!(all[10] <= 5 && all[19] <= 25, "{slowness:?} in updates of {update_s} s: {all:?} updates");
@@ -218,45 +220,33 @@ fn smaller_changes_in_long_updates_are_followed() {
 
 #[test]
 fn lasting_changes_in_short_updates_are_followed_in_about_a_second() {
-    for update_s in [0.005, 0.020] {
-        for slowness in LARGE {
-            for seed in 0..12 {
-                let quiet = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
-                let (updates, seconds) = followed(update_s, slowness, 1.15, 600, &quiet);
-                // Half a second of updates at normal speed.
-                let is_soon = updates as f64 * update_s < 0.5 && seconds < 1.8;
-                assert!(
-                    is_soon,
-                    "{slowness:?} in updates of {update_s} s, seed {seed}: {updates} updates, {seconds} s"
-                );
-                let busy = |update, device, seconds| {
-                    quiet(update, device, seconds) + 0.3 * periods(Key::root(seed), update, device)
-                };
-                let (_, seconds) = followed(update_s, slowness, 1.25, 600, &busy);
-                assert!(seconds < 5.0, "{slowness:?} in updates of {update_s} s, seed {seed}, busy: {seconds} s");
-            }
-        }
+    for (update_s, slowness, seed) in large_changes(&[0.005, 0.020]) {
+        let quiet = quiet(seed);
+        let (updates, seconds) = followed(update_s, slowness, 1.15, 600, &quiet);
+        // Half a second of updates at normal speed.
+        let is_soon = updates as f64 * update_s < 0.5 && seconds < 1.8;
+        assert!(is_soon, "{slowness:?} in updates of {update_s} s, seed {seed}: {updates} updates, {seconds} s");
+        let busy =
+            |update, device, seconds| quiet(update, device, seconds) + 0.3 * periods(Key::root(seed), update, device);
+        let (_, seconds) = followed(update_s, slowness, 1.25, 600, &busy);
+        assert!(seconds < 5.0, "{slowness:?} in updates of {update_s} s, seed {seed}, busy: {seconds} s");
     }
 }
 
 #[test]
 fn announced_gains_are_correct() {
-    for update_s in [0.005, 0.2] {
-        for slowness in LARGE {
-            for seed in 0..12 {
-                let noise = |update, device, seconds| jitter(Key::root(seed), update, device, seconds, 0.05);
-                let mut pair = Pair::new(update_s);
-                for _ in 0..200 {
-                    assert!(pair.step([1.0; 2], &noise).replanned.is_none(), "nothing has changed yet");
-                }
-                let mut steps: Vec<Step> = (0..400).map(|_| pair.step(slowness, &noise)).collect();
-                let announced: f64 = steps.iter().filter_map(|step| step.replanned).map(|new| 1.0 - new.gain).product();
-                let gained = steps.pop().unwrap().lasting_s / steps[0].lasting_s;
-                assert!(
-                    (announced - gained).abs() < 0.08,
-                    "{slowness:?}, {update_s} s: announced {announced}, gained {gained}"
-                );
-            }
+    for (update_s, slowness, seed) in large_changes(&[0.005, 0.2]) {
+        let noise = quiet(seed);
+        let mut pair = Pair::new(update_s);
+        for _ in 0..200 {
+            assert!(pair.step([1.0; 2], &noise).replanned.is_none(), "nothing has changed yet");
         }
+        let mut steps: Vec<Step> = (0..400).map(|_| pair.step(slowness, &noise)).collect();
+        let announced: f64 = steps.iter().filter_map(|step| step.replanned).map(|new| 1.0 - new.gain).product();
+        let gained = steps.pop().unwrap().lasting_s / steps[0].lasting_s;
+        assert!(
+            (announced - gained).abs() < 0.08,
+            "{slowness:?}, {update_s} s: announced {announced}, gained {gained}"
+        );
     }
 }
