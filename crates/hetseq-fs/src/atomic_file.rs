@@ -101,7 +101,16 @@ fn directory_of(path: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
+
+    /// A directory, and the path of a file in it.
+    fn scratch() -> (TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        (dir, path)
+    }
 
     fn names(dir: &Path) -> usize {
         std::fs::read_dir(dir).unwrap().count()
@@ -109,8 +118,7 @@ mod tests {
 
     #[test]
     fn the_new_file_replaces_the_old_one_and_nothing_else_remains() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.json");
+        let (dir, path) = scratch();
         replace(&path, b"old").unwrap();
         replace(&path, b"new").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
@@ -119,8 +127,7 @@ mod tests {
 
     #[test]
     fn a_failed_write_keeps_the_old_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.json");
+        let (dir, path) = scratch();
         replace(&path, b"before").unwrap();
         let full = write_atomic(&path, |file| {
             file.write_all(b"half")?;
@@ -128,6 +135,7 @@ mod tests {
         });
         assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!((std::fs::read(&path).unwrap(), names(dir.path())), (b"before".to_vec(), 1));
+        // The target is a directory, so the rename fails.
         std::fs::create_dir(dir.path().join("taken")).unwrap();
         assert!(replace(&dir.path().join("taken"), b"x").is_err());
         assert_eq!(names(dir.path()), 2);
@@ -135,8 +143,7 @@ mod tests {
 
     #[test]
     fn content_is_flushed_before_the_file_gets_its_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.json");
+        let (dir, path) = scratch();
         replace(&path, b"old").unwrap();
         let write = || {
             let mut file = AtomicFile::create(&path).unwrap();
@@ -158,15 +165,18 @@ mod tests {
 
     #[test]
     fn two_writers_at_once_do_not_mix() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.json");
+        let (dir, path) = scratch();
+        // As with equal process ids on two machines: the second writer starts and ends while the
+        // first writes.
         write_atomic(&path, |slow| {
-            slow.write_all(b"sl")?;
+            slow.write_all(b"slow, ")?;
             replace(&path, b"quick").unwrap();
-            slow.write_all(b"ow")
+            assert_eq!(std::fs::read(&path)?, b"quick");
+            slow.write_all(b"but whole")
         })
         .unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"slow");
+        assert_eq!(std::fs::read(&path).unwrap(), b"slow, but whole");
+        assert_eq!(names(dir.path()), 1, "nothing is left behind");
     }
 
     #[test]
