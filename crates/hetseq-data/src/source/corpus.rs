@@ -130,6 +130,15 @@ impl<C: Counts> CorpusManifest<C> {
         Ok(Some(manifest))
     }
 
+    /// Reads the manifest of a directory that must be prepared.
+    pub(crate) fn open(dir: &Path) -> Result<Self, DataError> {
+        if !dir.is_dir() {
+            return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
+        }
+        let unfinished = || CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE };
+        Self::read(dir)?.ok_or_else(|| unfinished().into())
+    }
+
     pub fn write(&self, dir: &Path) -> Result<(), DataError> {
         let path = dir.join(MANIFEST_FILE);
         let mut text = serde_json::to_string_pretty(self)
@@ -173,11 +182,7 @@ impl TextCorpus {
     /// Maps all shards of a split. Checks sizes, headers and offsets; [`TextCorpus::verify`] checks
     /// the tokens.
     pub fn open(dir: &Path, split: CorpusSplit) -> Result<Self, DataError> {
-        if !dir.is_dir() {
-            return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
-        }
-        let manifest = CorpusManifest::<TextCounts>::read(dir)?
-            .ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
+        let manifest = CorpusManifest::<TextCounts>::open(dir)?;
         let vocabulary = Tokenizer::read_json(&dir.join(TOKENIZER_FILE))?.vocabulary().clone();
         let mut shards = Vec::new();
         for entry in manifest.shards.iter().filter(|entry| entry.split == split) {

@@ -13,7 +13,7 @@ use super::translate_tokenizer::TranslateTokenizer;
 use crate::error::{CorpusError, DataError};
 use crate::plan::SampleLengths;
 use crate::source::checksum::ChecksummedFile;
-use crate::source::corpus::{CorpusManifest, CorpusSplit, MANIFEST_FILE};
+use crate::source::corpus::{CorpusManifest, CorpusSplit};
 use crate::source::parallel_corpus::{PairCounts, References};
 use crate::source::tokens::TokenShard;
 use crate::tokenize::SubwordSpecialTokens;
@@ -49,11 +49,7 @@ pub struct PairTotals {
 impl ParallelData {
     /// Maps the shards of a split, and reads the references of validation.
     pub fn open(dir: &Path, split: CorpusSplit) -> Result<Self, DataError> {
-        if !dir.is_dir() {
-            return Err(CorpusError::NoDirectory { dir: dir.to_owned() }.into());
-        }
-        let manifest = CorpusManifest::<PairCounts>::read(dir)?
-            .ok_or_else(|| CorpusError::Unfinished { dir: dir.to_owned(), file: MANIFEST_FILE })?;
+        let manifest = CorpusManifest::<PairCounts>::open(dir)?;
         let tokenizer = TranslateTokenizer::read(dir)?;
         let source = SideIds { special: tokenizer.source_special(), vocabulary: tokenizer.source_vocabulary() };
         let target = SideIds { special: tokenizer.special(), vocabulary: tokenizer.target_vocabulary() };
