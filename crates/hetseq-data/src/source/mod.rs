@@ -13,6 +13,7 @@ pub mod corpus;
 pub mod decoded_image;
 pub mod digits;
 pub mod entity_table;
+mod file_header;
 pub mod folder;
 pub mod hdf5;
 pub mod idx;

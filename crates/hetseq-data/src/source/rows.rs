@@ -1,20 +1,12 @@
 //! Masked samples without padding in one block of bytes, in memory or in a mapped file.
 //!
 //! A shard in NVIDIA's layout is decoded into this form ([`hdf5`](super::hdf5)): about a quarter of
-//! the size, with random access to rows. [`pretrain`](crate::pretrain) reads it. A header of 96
-//! bytes is followed by tables. All numbers are little-endian:
+//! the size, with random access to rows. [`pretrain`](crate::pretrain) reads it.
 //!
-//! | bytes | header |
-//! |---|---|
-//! | 0..8 | `HETSEQRW` |
-//! | 8..12, 12..16 | version (1), bytes per id (2 or 4) |
-//! | 16..20, 20..24 | largest id, longest row |
-//! | 24..32, 32..40, 40..48 | number of rows, tokens, masked tokens |
-//! | 48..80 | BLAKE3 of the tables |
-//! | 80..96 | the first half of the BLAKE3 of bytes 0..80 |
-//!
-//! Tables: `u32` token ends per row, `u32` masked ends per row, `u16` tokens of the first segment
-//! per row, `u8` label per row, `u16` position per masked token, ids, masked ids.
+//! A header (`file_header.rs`) has the kind `HETSEQRW`, the numbers largest id and longest row, and
+//! the counts of rows, tokens and masked tokens. Tables follow: `u32` token ends per row, `u32`
+//! masked ends per row, `u16` tokens of the first segment per row, `u8` label per row, `u16`
+//! position per masked token, ids, masked ids. All numbers are little-endian.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,12 +14,11 @@ use std::sync::Arc;
 
 use super::bytes::{Bytes, IdWidth, part, u16_at, u32_at};
 use super::checksum::ChecksummedFile;
+use super::file_header::{FileHeader, HEADER_BYTES};
 use crate::error::{CorpusError, DataError};
 
-const MAGIC: &[u8; 8] = b"HETSEQRW";
+const KIND: [u8; 8] = *b"HETSEQRW";
 const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 96;
-const HASHED_HEADER_BYTES: usize = 80;
 
 /// One masked sample.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -85,18 +76,13 @@ impl RowsBuilder {
         width.pack(&self.ids, &mut bytes);
         width.pack(&self.masked_ids, &mut bytes);
 
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.extend_from_slice(MAGIC);
-        for number in [VERSION, width.bytes() as u32, self.largest, self.longest] {
-            header.extend_from_slice(&number.to_le_bytes());
-        }
-        for count in [self.labels.len(), self.ids.len(), self.masked_ids.len()] {
-            header.extend_from_slice(&(count as u64).to_le_bytes());
-        }
-        header.extend_from_slice(blake3::hash(&bytes[HEADER_BYTES..]).as_bytes());
-        let checksum = blake3::hash(&header);
-        header.extend_from_slice(&checksum.as_bytes()[..16]);
-        bytes[..HEADER_BYTES].copy_from_slice(&header);
+        let header = FileHeader {
+            id_bytes: width.bytes() as u32,
+            numbers: [self.largest, self.longest],
+            counts: [self.labels.len(), self.ids.len(), self.masked_ids.len()],
+            hash: *blake3::hash(&bytes[HEADER_BYTES..]).as_bytes(),
+        };
+        bytes[..HEADER_BYTES].copy_from_slice(&header.to_bytes(KIND, VERSION));
         bytes
     }
 }
@@ -119,19 +105,17 @@ impl Rows {
     /// Checks the header and the row ends. `path` is the origin of the bytes, for errors.
     pub fn new(path: &Path, bytes: Bytes) -> Result<Self, DataError> {
         let damaged = |field, problem| damaged(path, field, problem);
-        let Some(header) = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(MAGIC)) else {
+        let Some(header) = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(&KIND)) else {
             return Err(damaged("header", "it does not begin with HETSEQRW"));
         };
-        let number = |at| u32_at(header, at);
-        if number(2) != VERSION {
+        if FileHeader::version(header) != VERSION {
             return Err(damaged("version", "it was written by another version of hetseq"));
         }
-        if blake3::hash(&header[..HASHED_HEADER_BYTES]).as_bytes()[..16] != header[HASHED_HEADER_BYTES..] {
+        let Some(FileHeader { id_bytes, numbers, counts, hash }) = FileHeader::read(header) else {
             return Err(damaged("header", "its checksum is wrong"));
-        }
-        let width = IdWidth::from_bytes(number(3)).ok_or_else(|| damaged("id width", "it is neither 2 nor 4"))?;
-        let count = |at| (u64::from(number(at)) | u64::from(number(at + 1)) << 32) as usize;
-        let (rows, tokens, masked) = (count(6), count(8), count(10));
+        };
+        let width = IdWidth::from_bytes(id_bytes).ok_or_else(|| damaged("id width", "it is neither 2 nor 4"))?;
+        let ([largest_id, longest_row], [rows, tokens, masked]) = (numbers, counts);
         let expected_bytes = HEADER_BYTES as u128
             + 11 * rows as u128
             + 2 * masked as u128
@@ -141,9 +125,6 @@ impl Rows {
             let found_bytes = bytes.len() as u64;
             return Err(DataError::TooShort { path: path.to_owned(), shape, expected_bytes, found_bytes });
         }
-        let mut hash = [0; 32];
-        hash.copy_from_slice(&header[48..80]);
-        let (largest_id, longest_row) = (number(4), number(5));
         let (path, bytes) = (path.to_owned(), Arc::new(bytes));
         let block = Rows { path, bytes, width, largest_id, longest_row, rows, tokens, masked, hash };
         if !block.ends_ascend(0, tokens) || !block.ends_ascend(1, masked) {

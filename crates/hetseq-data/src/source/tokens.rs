@@ -1,15 +1,8 @@
 //! A shard of tokenised text: documents, their sentences and tokens, in one memory-mapped file.
 //!
-//! All numbers are little-endian. A header of 128 bytes is followed by three tables:
-//!
-//! | bytes | header |
-//! |---|---|
-//! | 0..8 | `HETSEQTK` |
-//! | 8..12, 12..16 | version (1), bytes per id (2 or 4) |
-//! | 16..20, 20..24 | vocabulary size, largest id in the shard |
-//! | 24..32, 32..40, 40..48 | number of tokens, sentences, documents |
-//! | 48..80 | BLAKE3 of the tables |
-//! | 80..96 | the first half of the BLAKE3 of bytes 0..80 |
+//! A header (`file_header.rs`) has the kind `HETSEQTK`, the numbers vocabulary size and largest id
+//! in the shard, and the counts of tokens, sentences and documents. It is padded with zeros to 128
+//! bytes. Three tables follow, with little-endian numbers:
 //!
 //! | table | entries |
 //! |---|---|
@@ -27,12 +20,12 @@ use std::sync::Arc;
 
 use super::bytes::{Bytes, IdWidth, part, u32_at, write_atomic};
 use super::checksum::ChecksummedFile;
+use super::file_header::{FileHeader, HEADER_BYTES};
 use crate::error::{CorpusError, DataError};
 
-const MAGIC: &[u8; 8] = b"HETSEQTK";
+const KIND: [u8; 8] = *b"HETSEQTK";
 const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 128;
-const HASHED_HEADER_BYTES: usize = 80;
+const PADDED_HEADER_BYTES: usize = 128;
 
 /// Encoded documents, to be appended to a shard.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -90,18 +83,14 @@ impl ShardBuilder {
         }
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.ids).update(&ends);
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.extend_from_slice(MAGIC);
-        for number in [VERSION, self.width.bytes() as u32, self.vocabulary as u32, self.largest] {
-            header.extend_from_slice(&number.to_le_bytes());
-        }
-        for count in [self.tokens(), self.sentence_ends.len(), self.document_ends.len()] {
-            header.extend_from_slice(&(count as u64).to_le_bytes());
-        }
-        header.extend_from_slice(hasher.finalize().as_bytes());
-        let checksum = blake3::hash(&header);
-        header.extend_from_slice(&checksum.as_bytes()[..16]);
-        header.resize(HEADER_BYTES, 0);
+        let header = FileHeader {
+            id_bytes: self.width.bytes() as u32,
+            numbers: [self.vocabulary as u32, self.largest],
+            counts: [self.tokens(), self.sentence_ends.len(), self.document_ends.len()],
+            hash: *hasher.finalize().as_bytes(),
+        };
+        let mut header = header.to_bytes(KIND, VERSION);
+        header.resize(PADDED_HEADER_BYTES, 0);
         (header, ends)
     }
 
@@ -149,32 +138,29 @@ impl TokenShard {
     fn new(path: PathBuf, bytes: Bytes) -> Result<Self, DataError> {
         let damaged =
             |field, problem: String| DataError::from(CorpusError::Damaged { path: path.clone(), field, problem });
-        if !bytes.starts_with(MAGIC) {
+        if !bytes.starts_with(&KIND) {
             let expected = "a token shard (HETSEQTK)".to_owned();
             let found = format!("a file that begins with {:02x?}", &bytes[..bytes.len().min(8)]);
             return Err(DataError::WrongKind { path, expected, found });
         }
-        let Some(header) = bytes.get(..HEADER_BYTES) else {
-            return Err(DataError::ShortHeader { path, header_bytes: HEADER_BYTES, found_bytes: bytes.len() });
+        let Some(header) = bytes.get(..PADDED_HEADER_BYTES) else {
+            return Err(DataError::ShortHeader { path, header_bytes: PADDED_HEADER_BYTES, found_bytes: bytes.len() });
         };
-        let (number, version) = (|at| u32_at(header, at), u32_at(header, 2));
+        let version = FileHeader::version(header);
         if version != VERSION {
             return Err(damaged("version", format!("{version} is not supported (expected {VERSION})")));
         }
-        if blake3::hash(&header[..HASHED_HEADER_BYTES]).as_bytes()[..16]
-            != header[HASHED_HEADER_BYTES..HASHED_HEADER_BYTES + 16]
-        {
+        let Some(FileHeader { id_bytes, numbers, counts, hash }) = FileHeader::read(header) else {
             return Err(damaged("header", "its checksum is wrong".to_owned()));
-        }
-        if header[HASHED_HEADER_BYTES + 16..].iter().any(|&byte| byte != 0) {
+        };
+        if header[HEADER_BYTES..].iter().any(|&byte| byte != 0) {
             return Err(damaged("header", "its last bytes are not zero".to_owned()));
         }
-        let Some(width) = IdWidth::from_bytes(number(3)) else {
-            return Err(damaged("id width", format!("{} bytes per id", number(3))));
+        let Some(width) = IdWidth::from_bytes(id_bytes) else {
+            return Err(damaged("id width", format!("{id_bytes} bytes per id")));
         };
-        let count = |at| (u64::from(number(at)) | u64::from(number(at + 1)) << 32) as usize;
-        let (tokens, sentences, documents) = (count(6), count(8), count(10));
-        let expected_bytes = HEADER_BYTES as u128
+        let [tokens, sentences, documents] = counts;
+        let expected_bytes = PADDED_HEADER_BYTES as u128
             + (tokens as u128 * width.bytes() as u128).next_multiple_of(8)
             + 4 * (sentences as u128 + documents as u128);
         let shape = format!("{tokens} tokens, {sentences} sentences and {documents} documents");
@@ -185,12 +171,10 @@ impl TokenShard {
         if u128::from(found_bytes) > expected_bytes {
             return Err(DataError::TooLong { path, shape, expected_bytes });
         }
-        let (vocabulary, largest) = (number(4) as usize, number(5));
+        let (vocabulary, largest) = (numbers[0] as usize, numbers[1]);
         if largest as usize >= vocabulary {
             return Err(CorpusError::IdBeyondVocabulary { path, id: largest, vocabulary }.into());
         }
-        let mut hash = [0; 32];
-        hash.copy_from_slice(&header[48..80]);
         let bytes = Arc::new(bytes);
         let shard = TokenShard { path, bytes, width, vocabulary, tokens, sentences, documents, hash };
         shard.check_ends("sentence ends", shard.sentence_ends(), tokens)?;
@@ -222,7 +206,7 @@ impl TokenShard {
 
     /// The file with its hash, to be verified in the background.
     pub fn checksummed_file(&self) -> ChecksummedFile {
-        ChecksummedFile::new(&self.path, &self.bytes, HEADER_BYTES, self.hash, "prepare or copy it again")
+        ChecksummedFile::new(&self.path, &self.bytes, PADDED_HEADER_BYTES, self.hash, "prepare or copy it again")
     }
 
     pub fn path(&self) -> &Path {
@@ -264,7 +248,7 @@ impl TokenShard {
     fn packed(&self, tokens: Range<usize>) -> &[u8] {
         let width = self.width.bytes();
         let count = tokens.end.min(self.tokens).saturating_sub(tokens.start);
-        part(&self.bytes, HEADER_BYTES + tokens.start * width, count, width).unwrap_or_default()
+        part(&self.bytes, PADDED_HEADER_BYTES + tokens.start * width, count, width).unwrap_or_default()
     }
 
     /// The number of tokens up to the end of a sentence.
@@ -291,12 +275,12 @@ impl TokenShard {
     }
 
     fn sentence_ends(&self) -> &[u8] {
-        let start = HEADER_BYTES + (self.tokens * self.width.bytes()).next_multiple_of(8);
+        let start = PADDED_HEADER_BYTES + (self.tokens * self.width.bytes()).next_multiple_of(8);
         part(&self.bytes, start, self.sentences, 4).unwrap_or_default()
     }
 
     fn document_ends(&self) -> &[u8] {
-        let start = HEADER_BYTES + (self.tokens * self.width.bytes()).next_multiple_of(8) + 4 * self.sentences;
+        let start = PADDED_HEADER_BYTES + (self.tokens * self.width.bytes()).next_multiple_of(8) + 4 * self.sentences;
         part(&self.bytes, start, self.documents, 4).unwrap_or_default()
     }
 }
