@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
-use crate::cluster::{Cluster, Ended, Job, codes};
+use crate::cluster::{Ended, Job, codes};
 use crate::reference::shipped;
 use crate::run_dir::RunDir;
 
@@ -128,10 +128,8 @@ fn attack(job: &Job, recorded: &[u8]) -> (ConnectionFlood, Vec<TcpStream>) {
     // Rank 0 answers with a new nonce, for which the recorded bytes contain no proof.
     let answer = send(recorded);
     assert!(answer.starts_with(b"HSQF"), "a replay got no answer");
-    let mut intruder = Cluster::new();
     let wrong = job.clone().env_on(1, "HETSEQ_SECRET", "badger-of-the-wood");
-    wrong.set("comm.join_s", 1).start_rank(1, &mut intruder);
-    let ended = intruder.wait(SOON).remove(0);
+    let ended = wrong.set("comm.join_s", 1).start_ranks([1]).wait(SOON).remove(0);
     assert_eq!(ended.code(), Some(1), "{ended:#?}");
     assert!(ended.stderr.contains("rejected this rank: the shared secrets differ"), "{}", ended.stderr);
     (ConnectionFlood::start(port), silent)
@@ -162,8 +160,7 @@ fn attacks_during_the_rendezvous_have_no_effect() {
     let (losses, recorded) = undisturbed(false);
     let dir = RunDir::new();
     let job = train(&dir, false);
-    let mut cluster = Cluster::new();
-    job.start_rank(0, &mut cluster);
+    let mut cluster = job.start_ranks([0]);
     let attackers = attack(&job, &recorded);
     cluster.wait_for_message("too many connections at once");
     job.start_rank(1, &mut cluster);

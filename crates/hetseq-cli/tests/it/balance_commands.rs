@@ -48,6 +48,12 @@ fn plan(dir: &Path) -> Job {
     Job::new(["plan", MNIST, "--tokens-per-sample", "100"]).set("batch.global", 50).set("run.dir", dir.display())
 }
 
+/// Simulates `updates` updates of 200 samples on the hand-written profile.
+fn simulate(dir: &Path, updates: &str) -> Job {
+    let job = Job::new(["simulate", "--global-batch", "200", "--updates", updates, "--tokens-per-sample", "100"]);
+    job.arg("--profile").arg(hand_written_profile(dir))
+}
+
 #[test]
 fn a_plan_of_too_many_samples_is_refused() {
     let dir = dir();
@@ -102,9 +108,7 @@ fn a_plan_without_a_profile_explains_how_to_get_one() {
 #[test]
 fn a_simulation_predicts_the_effect_of_scaling() {
     let dir = dir();
-    let job = Job::new(["simulate", "--global-batch", "200", "--updates", "20", "--tokens-per-sample", "100"])
-        .arg("--profile")
-        .arg(hand_written_profile(dir.path()));
+    let job = simulate(dir.path(), "20");
     let output = json(&job.clone().arg("--jitter=0").arg("--scale=1,2").arg("--json"));
     let cases = output.as_array().unwrap();
     assert_eq!(cases.len(), 4);
@@ -139,9 +143,7 @@ fn a_slower_network_reduces_efficiency() {
 #[test]
 fn disturbances_and_failures_are_simulated() {
     let dir = dir();
-    let job = Job::new(["simulate", "--global-batch", "200", "--updates", "60", "--tokens-per-sample", "100"])
-        .arg("--profile")
-        .arg(hand_written_profile(dir.path()));
+    let job = simulate(dir.path(), "60");
     let calm = json(&job.clone().arg("--json"));
     let disturbed = json(&job.clone().args(["--disturb", "0:10-40:3", "--json"]));
     assert!(number(&disturbed[0]["seconds"]) > 1.2 * number(&calm[0]["seconds"]));

@@ -131,10 +131,13 @@ impl Job {
 
     /// Starts all ranks.
     pub(crate) fn start(&self) -> Cluster {
+        self.start_ranks(0..self.ranks.len())
+    }
+
+    /// Starts only these ranks, in this order.
+    pub(crate) fn start_ranks(&self, ranks: impl IntoIterator<Item = usize>) -> Cluster {
         let mut cluster = Cluster::new();
-        for rank in 0..self.ranks.len() {
-            self.start_rank(rank, &mut cluster);
-        }
+        ranks.into_iter().for_each(|rank| self.start_rank(rank, &mut cluster));
         cluster
     }
 
@@ -146,7 +149,7 @@ impl Job {
         cluster
     }
 
-    /// Starts one more process, to start ranks one by one or twice.
+    /// Starts one more process in `cluster`.
     pub(crate) fn start_rank(&self, rank: usize, cluster: &mut Cluster) {
         let child = self.command(rank, cluster).spawn().unwrap();
         cluster.members.push(child);
@@ -214,8 +217,7 @@ pub(crate) fn codes(ended: &[Ended]) -> Vec<Option<i32>> {
 }
 
 impl Cluster {
-    /// No processes yet; see [`Job::start_rank`].
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Cluster { members: Vec::new(), logs: TempDir::new_in(scratch()).unwrap() }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Job, codes};
+use crate::cluster::{Job, codes};
 use crate::reference::{Reference, shipped};
 use crate::run_dir::RunDir;
 
@@ -37,8 +37,7 @@ fn files_of_a_killed_run_do_not_disturb_the_next() {
 fn when_the_leader_is_killed_another_rank_leads() {
     let (dir, rendezvous) = (RunDir::new(), RunDir::new());
     let job = train(&dir, &rendezvous, 2).ranks(3);
-    let mut cluster = Cluster::new();
-    job.start_rank(0, &mut cluster);
+    let mut cluster = job.start_ranks([0]);
     cluster.wait_for_message("waiting for ranks 1, 2 of 3");
     job.start_rank(1, &mut cluster);
     cluster.wait_for_message("reached rank 0");

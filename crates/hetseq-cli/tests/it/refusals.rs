@@ -29,6 +29,23 @@ fn assert_failed(ended: &Ended, code: i32, parts: &[&str]) {
     assert_eq!(ended.stdout, "");
 }
 
+/// Requires that one process fails and that the others succeed after `start_missing`. Returns the
+/// others.
+fn assert_finished_without_one(
+    mut cluster: Cluster,
+    code: i32,
+    parts: &[&str],
+    start_missing: impl Fn(&mut Cluster),
+) -> Vec<Ended> {
+    let (failed, ended) = cluster.wait_for(1, SOON).remove(0);
+    assert_failed(&ended, code, parts);
+    start_missing(&mut cluster);
+    let mut others = cluster.wait(SOON);
+    others.remove(failed);
+    assert!(others.iter().all(|rank| rank.code() == Some(0)), "{others:#?}");
+    others
+}
+
 /// Requires that a single process is refused before it trains, with a message that does not repeat
 /// itself.
 fn assert_refused(job: &Job, code: i32, parts: &[&str]) {
@@ -175,16 +192,11 @@ fn a_rank_with_another_config_is_refused() {
 fn a_refused_rank_may_join_with_the_right_config() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(3).set("run.max_updates", 2);
-    let mut cluster = Cluster::new();
-    job.start_rank(0, &mut cluster);
-    job.start_rank(1, &mut cluster);
+    let mut cluster = job.start_ranks([0, 1]);
     job.clone().set_on(2, "optim.lr", "0.004").start_rank(2, &mut cluster);
-    let (refused, ended) = cluster.wait_for(1, SOON).remove(0);
-    assert_failed(&ended, 2, &["optim.lr: 0.004 here, 0.005 on rank 0", "then start this rank again"]);
-    job.start_rank(2, &mut cluster);
-    let mut ended = cluster.wait(SOON);
-    ended.remove(refused);
-    assert_eq!(codes(&ended), [Some(0); 3], "{ended:#?}");
+    let parts = ["optim.lr: 0.004 here, 0.005 on rank 0", "then start this rank again"];
+    let ended = assert_finished_without_one(cluster, 2, &parts, |cluster| job.start_rank(2, cluster));
+    assert_eq!(ended.len(), 3);
     for part in ["rejected 127.0.0.1:", "differs from rank 0: optim.lr: 0.005 here, 0.004 on rank 2", "waiting up to"] {
         assert!(ended[0].stderr.contains(part), "{part}: {}", ended[0].stderr);
     }
@@ -212,8 +224,7 @@ fn a_rank_with_another_build_is_refused() {
 
     let dir = RunDir::new();
     let job = train(&dir).ranks(2).set("comm.join_s", 3);
-    let mut cluster = Cluster::new();
-    job.start_rank(0, &mut cluster);
+    let mut cluster = job.start_ranks([0]);
     let instead = ["/bin/sh", "-c", "shift; exec \"$0\" \"$@\"", other.to_str().unwrap()];
     job.under(&instead).start_rank(1, &mut cluster);
     let ended = cluster.wait(SOON);
@@ -227,15 +238,10 @@ fn a_rank_with_another_build_is_refused() {
 fn a_rank_that_never_joins_is_reported() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(3).set("comm.join_s", 2);
-    let mut cluster = Cluster::new();
-    job.start_rank(0, &mut cluster);
-    job.start_rank(1, &mut cluster);
-    for ended in cluster.wait(SOON) {
+    for ended in job.start_ranks([0, 1]).wait(SOON) {
         assert_failed(&ended, 1, &["rank 2 of 3 did not join at", "within 2 s"]);
     }
-    let mut cluster = Cluster::new();
-    job.start_rank(2, &mut cluster);
-    assert_failed(&cluster.wait(SOON)[0], 1, &["cannot reach rank 0 at", "within 2 s"]);
+    assert_failed(&job.start_ranks([2]).wait(SOON)[0], 1, &["cannot reach rank 0 at", "within 2 s"]);
     assert!(dir.contents().is_empty(), "a run that did not start has left files");
 }
 
@@ -243,15 +249,10 @@ fn a_rank_that_never_joins_is_reported() {
 fn only_one_of_two_processes_with_rank_0_gets_the_address() {
     let dir = RunDir::new();
     let job = train(&dir).ranks(2).set("run.max_updates", 2);
-    let mut cluster = Cluster::new();
-    job.start_rank(0, &mut cluster);
-    job.start_rank(0, &mut cluster);
-    let (second, ended) = cluster.wait_for(1, SOON).remove(0);
-    assert_failed(&ended, 1, &["is already in use", "another rank 0"]);
-    job.start_rank(1, &mut cluster);
-    let mut ended = cluster.wait(SOON);
-    ended.remove(second);
-    assert_eq!(codes(&ended), [Some(0); 2], "{ended:#?}");
+    let cluster = job.start_ranks([0, 0]);
+    let parts = ["is already in use", "another rank 0"];
+    let ended = assert_finished_without_one(cluster, 1, &parts, |cluster| job.start_rank(1, cluster));
+    assert_eq!(ended.len(), 2);
     assert_eq!(dir.end(), (2, "finished".to_owned()));
 }
 

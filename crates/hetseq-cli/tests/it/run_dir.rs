@@ -29,6 +29,11 @@ impl RunDir {
         whole.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
     }
 
+    /// What `select` finds in the events, in order.
+    fn select<T, Found: FromIterator<T>>(&self, select: impl FnMut(Event) -> Option<T>) -> Found {
+        self.events().into_iter().filter_map(select).collect()
+    }
+
     /// The loss of each update. Each update must occur once.
     pub(crate) fn losses(&self) -> BTreeMap<u64, f64> {
         let mut losses = BTreeMap::new();
@@ -42,38 +47,34 @@ impl RunDir {
 
     /// A loss term of each update.
     pub(crate) fn term(&self, name: &str) -> BTreeMap<u64, f64> {
-        let term = |event| match event {
+        self.select(|event| match event {
             Event::Update { update, terms, .. } => Some((update, terms[name])),
             _ => None,
-        };
-        self.events().into_iter().filter_map(term).collect()
+        })
     }
 
     /// The checksum of the parameters after each update.
     pub(crate) fn checksums(&self) -> Vec<String> {
-        let checksum = |event| match event {
+        self.select(|event| match event {
             Event::Update { checksum, .. } => checksum,
             _ => None,
-        };
-        self.events().into_iter().filter_map(checksum).collect()
+        })
     }
 
     /// The learning rate of each update.
     pub(crate) fn learning_rates(&self) -> BTreeMap<u64, f64> {
-        let rate = |event| match event {
+        self.select(|event| match event {
             Event::Update { update, lr, .. } => Some((update, lr)),
             _ => None,
-        };
-        self.events().into_iter().filter_map(rate).collect()
+        })
     }
 
     /// (update, config key) of each early stop.
     pub(crate) fn early_stops(&self) -> Vec<(u64, String)> {
-        let early = |event| match event {
+        self.select(|event| match event {
             Event::EarlyStop { update, rule, .. } => Some((update, rule)),
             _ => None,
-        };
-        self.events().into_iter().filter_map(early).collect()
+        })
     }
 
     /// (key, old value, new value) of the settings in which the last process group differed from
@@ -90,20 +91,18 @@ impl RunDir {
 
     /// Loss and accuracy of the validation after each update.
     pub(crate) fn validations(&self) -> BTreeMap<u64, (f64, f64)> {
-        let valid = |event| match event {
+        self.select(|event| match event {
             Event::Valid { update, loss, metrics, .. } => Some((update, (loss, metrics["accuracy"]))),
             _ => None,
-        };
-        self.events().into_iter().filter_map(valid).collect()
+        })
     }
 
     /// (ranks, update resumed at) of each process group.
     pub(crate) fn starts(&self) -> Vec<(usize, u64)> {
-        let start = |event| match event {
+        self.select(|event| match event {
             Event::Start { world, resumed_at, .. } => Some((world, resumed_at)),
             _ => None,
-        };
-        self.events().into_iter().filter_map(start).collect()
+        })
     }
 
     /// (last update, outcome) of the process group that ended last.
@@ -125,31 +124,28 @@ impl RunDir {
 
     /// Lost ranks, new groups and new leads, in order.
     pub(crate) fn membership_events(&self) -> Vec<String> {
-        let text = |event| match event {
+        self.select(|event| match event {
             Event::Lost { rank, .. } => Some(format!("lost {rank}")),
             Event::Regrouped { world, .. } => Some(format!("regrouped {world}")),
             Event::Lead { .. } => Some("lead".to_owned()),
             _ => None,
-        };
-        self.events().into_iter().filter_map(text).collect()
+        })
     }
 
     /// The messages of all warnings.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let warning = |event| match event {
+        self.select(|event| match event {
             Event::Warning { message } => Some(message),
             _ => None,
-        };
-        self.events().into_iter().filter_map(warning).collect()
+        })
     }
 
     /// The updates of all checkpoint events.
     pub(crate) fn saved(&self) -> Vec<u64> {
-        let saved = |event| match event {
+        self.select(|event| match event {
             Event::Checkpoint { update, .. } => Some(update),
             _ => None,
-        };
-        self.events().into_iter().filter_map(saved).collect()
+        })
     }
 
     /// The reduced gradient of an update, by tensor.

@@ -270,11 +270,17 @@ mod with_mounts {
     /// Size of a checkpoint, rounded up.
     const CHECKPOINT_KB: u32 = 2600;
 
+    /// A run directory whose checkpoints are on their own disk.
+    fn checkpoints_on_disk_of(kilobytes: u32) -> (RunDir, Mount) {
+        let dir = RunDir::new();
+        let disk = Mount::new(&dir.path().join("checkpoints"), kilobytes);
+        (dir, disk)
+    }
+
     #[test]
     #[ignore = "needs root"]
     fn a_run_on_a_full_disk_fails_and_can_resume() {
-        let dir = RunDir::new();
-        let disk = Mount::new(&dir.path().join("checkpoints"), CHECKPOINT_KB * 3 / 2);
+        let (dir, disk) = checkpoints_on_disk_of(CHECKPOINT_KB * 3 / 2);
         let job = shipped(&dir, 6).set("checkpoint.every", "2 updates");
         let ended = job.run().remove(0);
         assert_eq!(ended.code(), Some(1), "{ended:#?}");
@@ -302,8 +308,7 @@ mod with_mounts {
     #[test]
     #[ignore = "needs root"]
     fn a_run_recovers_when_a_full_disk_has_space_again() {
-        let dir = RunDir::new();
-        let disk = Mount::new(&dir.path().join("checkpoints"), CHECKPOINT_KB * 3 / 2);
+        let (dir, disk) = checkpoints_on_disk_of(CHECKPOINT_KB * 3 / 2);
         let mut cluster = slow(&dir, 20).set("emulate.slowdown", "[15, 15]").ranks(2).start();
         cluster.wait_until("a warning", || has_save_warning(&dir));
         disk.remount("size=40m");
@@ -317,8 +322,7 @@ mod with_mounts {
     #[test]
     #[ignore = "needs root"]
     fn a_full_disk_stops_all_ranks_if_configured() {
-        let dir = RunDir::new();
-        let _disk = Mount::new(&dir.path().join("checkpoints"), CHECKPOINT_KB * 3 / 2);
+        let (dir, _disk) = checkpoints_on_disk_of(CHECKPOINT_KB * 3 / 2);
         let job = shipped(&dir, 40).set("checkpoint.every", "2 updates").set("checkpoint.on_error", "stop").ranks(2);
         let ended = job.run();
         assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
@@ -328,42 +332,37 @@ mod with_mounts {
         assert_evaluates(&dir, "step-2");
     }
 
-    #[test]
-    #[ignore = "needs root"]
-    fn space_for_two_checkpoints_is_enough_to_keep_two() {
-        let dir = RunDir::new();
-        let _disk = Mount::new(&dir.path().join("checkpoints"), CHECKPOINT_KB * 5 / 2);
+    /// Trains on a disk with space for two checkpoints, on which two are left. Returns the warnings.
+    fn train_with_space_for_two(keep: usize) -> Vec<String> {
+        let (dir, _disk) = checkpoints_on_disk_of(CHECKPOINT_KB * 5 / 2);
         let job = shipped(&dir, 10)
             .set("checkpoint.every", "2 updates")
-            .set("checkpoint.keep", 2)
+            .set("checkpoint.keep", keep)
             .set("valid.every", "never");
         job.succeed();
         assert_eq!(dir.saved(), [2, 4, 6, 8, 10]);
         assert_eq!(dir.checkpoints(), ["step-10", "step-8"]);
-        assert!(dir.warnings().is_empty(), "{:?}", dir.warnings());
+        dir.warnings()
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn space_for_two_checkpoints_is_enough_to_keep_two() {
+        let warnings = train_with_space_for_two(2);
+        assert!(warnings.is_empty(), "{warnings:?}");
     }
 
     #[test]
     #[ignore = "needs root"]
     fn older_checkpoints_are_removed_if_space_is_short() {
-        let dir = RunDir::new();
-        let _disk = Mount::new(&dir.path().join("checkpoints"), CHECKPOINT_KB * 5 / 2);
-        let job = shipped(&dir, 10)
-            .set("checkpoint.every", "2 updates")
-            .set("checkpoint.keep", 3)
-            .set("valid.every", "never");
-        job.succeed();
-        assert_eq!(dir.saved(), [2, 4, 6, 8, 10]);
-        assert_eq!(dir.checkpoints(), ["step-10", "step-8"]);
-        let warnings = dir.warnings();
+        let warnings = train_with_space_for_two(3);
         assert!(warnings.len() == 1 && warnings[0].contains("too small for checkpoint.keep = 3"), "{warnings:?}");
     }
 
     #[test]
     #[ignore = "needs root"]
     fn a_run_survives_a_disk_that_turns_read_only() {
-        let dir = RunDir::new();
-        let disk = Mount::new(&dir.path().join("checkpoints"), 40 << 10);
+        let (dir, disk) = checkpoints_on_disk_of(40 << 10);
         let mut cluster = slow(&dir, 20).start();
         cluster.wait_until("a checkpoint", || dir.saved().contains(&2));
         disk.remount("ro");
