@@ -154,18 +154,23 @@ fn print_table(groups: &[(Case, Vec<Simulation>)], splits: &[SplitMode]) {
     lines.iter().for_each(|line| print_line(line));
 }
 
+/// The cells of a case: ranks and global batch.
+fn size(case: &Case) -> [String; 2] {
+    [thousands(case.profile.ranks.len() as u64), thousands(case.samples as u64)]
+}
+
+/// The cells of a simulation: samples per second, efficiency and time of an update.
+fn result(simulation: &Simulation) -> [String; 3] {
+    [rate(simulation.samples_per_s), percent(simulation.efficiency), short_time(simulation.median_update_s())]
+}
+
 fn one_split(groups: &[(Case, Vec<Simulation>)]) -> Vec<String> {
     let mut table = TextTable::new(["ranks", "batch", "samples/s", "efficiency", "update"]);
     let rows =
         groups.iter().flat_map(|(case, simulations)| simulations.iter().map(move |simulation| (case, simulation)));
     for (case, simulation) in rows {
-        table.row([
-            thousands(case.profile.ranks.len() as u64),
-            thousands(case.samples as u64),
-            rate(simulation.samples_per_s),
-            percent(simulation.efficiency),
-            short_time(simulation.median_update_s()),
-        ]);
+        let ([ranks, batch], [speed, efficiency, update]) = (size(case), result(simulation));
+        table.row([ranks, batch, speed, efficiency, update]);
     }
     table.lines()
 }
@@ -184,17 +189,10 @@ fn side_by_side(groups: &[(Case, Vec<Simulation>)]) -> Vec<String> {
     ]);
     for (case, simulations) in groups {
         let [measured, equal] = &simulations[..] else { continue };
-        table.row([
-            thousands(case.profile.ranks.len() as u64),
-            thousands(case.samples as u64),
-            rate(measured.samples_per_s),
-            percent(measured.efficiency),
-            short_time(measured.median_update_s()),
-            rate(equal.samples_per_s),
-            percent(equal.efficiency),
-            short_time(equal.median_update_s()),
-            format!("{:.2} x", measured.samples_per_s / equal.samples_per_s),
-        ]);
+        let gain = format!("{:.2} x", measured.samples_per_s / equal.samples_per_s);
+        let ([ranks, batch], [speed, efficiency, update]) = (size(case), result(measured));
+        let [equal_speed, equal_efficiency, equal_update] = result(equal);
+        table.row([ranks, batch, speed, efficiency, update, equal_speed, equal_efficiency, equal_update, gain]);
     }
     table.lines()
 }
