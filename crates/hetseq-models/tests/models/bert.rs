@@ -13,6 +13,7 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 
 use crate::parameters::{add_gradients, assert_close, fill, names, values};
+use crate::recorded::{tensor, with_changes};
 use crate::stream::Stream;
 
 const LENGTHS: [usize; 3] = [12, 7, 9];
@@ -37,11 +38,7 @@ fn recorded() -> Recorded {
 
 /// The recorded config with `changes`.
 fn config(changes: &[(&str, serde_json::Value)]) -> BertConfig {
-    let mut json = recorded().config;
-    for (key, value) in changes {
-        json[key] = value.clone();
-    }
-    BertConfig::from_json(&json.to_string()).unwrap()
+    BertConfig::from_json(&with_changes(recorded().config, changes)).unwrap()
 }
 
 /// The model and all data.
@@ -122,10 +119,7 @@ fn alone() -> [(Range<usize>, usize); 3] {
 #[test]
 fn values_and_gradients_match_transformers() {
     let tensors = SafeTensors::deserialize(include_bytes!("../fixtures/bert.safetensors")).unwrap();
-    let expected = |name: &str| -> Vec<f32> {
-        let bytes = tensors.tensor(name).unwrap().data().as_chunks::<4>().0;
-        bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
-    };
+    let expected = |name: &str| tensor(&tensors, name);
     let case = Case::new(&config(&[]));
     let hidden = case.model.hidden(&case.batch(ALL.0, ALL.1).0, &[], None);
     let pooled = values(case.model.pooled(hidden.clone()));

@@ -5,5 +5,6 @@
 
 mod bert;
 mod parameters;
+mod recorded;
 mod stream;
 mod transformer;

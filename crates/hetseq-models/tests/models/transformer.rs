@@ -15,6 +15,7 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 
 use crate::parameters::{add_gradients, assert_close, fill, names, values};
+use crate::recorded::{tensor, with_changes};
 use crate::stream::Stream;
 
 const SOURCE: [usize; 3] = [9, 5, 7];
@@ -48,11 +49,7 @@ fn recorded() -> Recorded {
 
 /// The recorded config with `changes`.
 fn config(changes: &[(&str, serde_json::Value)]) -> TransformerConfig {
-    let mut json = recorded().config;
-    for (key, value) in changes {
-        json[key] = value.clone();
-    }
-    TransformerConfig::from_json(&json.to_string()).unwrap()
+    TransformerConfig::from_json(&with_changes(recorded().config, changes)).unwrap()
 }
 
 /// Filled in order of the names, with the output bias last, like the script.
@@ -143,10 +140,7 @@ fn alone() -> [(Range<usize>, usize); 3] {
 #[test]
 fn values_and_gradients_match_transformers() {
     let tensors = SafeTensors::deserialize(include_bytes!("../fixtures/transformer.safetensors")).unwrap();
-    let expected = |name: &str| -> Vec<f32> {
-        let bytes = tensors.tensor(name).unwrap().data().as_chunks::<4>().0;
-        bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
-    };
+    let expected = |name: &str| tensor(&tensors, name);
     let case = Case::new(&config(&[]));
     let (ours, theirs) = (values(case.logits(0..3, 0, &[]).0), expected("logits"));
     assert_eq!(ours.len(), theirs.len());
