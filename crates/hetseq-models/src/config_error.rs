@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::attention::MAX_POSITIONS;
+
 /// An invalid model config.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -26,6 +28,12 @@ pub(crate) fn check(
 /// Checks a dimension of the model.
 pub(crate) fn check_size(key: &'static str, size: usize) -> Result<(), ConfigError> {
     check(key, size, (1..=MAX_SIZE).contains(&size), format!("must be from 1 to {MAX_SIZE}"))
+}
+
+/// Checks the number of positions.
+pub(crate) fn check_positions(positions: usize) -> Result<(), ConfigError> {
+    let reason = format!("must be from 1 to {MAX_POSITIONS}");
+    check("max_position_embeddings", positions, (1..=MAX_POSITIONS).contains(&positions), reason)
 }
 
 /// Checks a dropout rate.

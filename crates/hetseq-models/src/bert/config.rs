@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::activation::Activation;
-use crate::attention;
-use crate::config_error::{ConfigError, check, check_rate, check_size};
+use crate::config_error::{ConfigError, check, check_positions, check_rate, check_size};
 
 /// A BERT configuration. Missing keys have transformers' defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -169,9 +168,7 @@ impl BertConfig {
         }
         let reason = format!("must be divisible by num_attention_heads = {heads}");
         check("hidden_size", hidden_size, hidden_size.is_multiple_of(heads), reason)?;
-        let (positions, longest) = (self.max_position_embeddings, attention::MAX_POSITIONS);
-        let reason = format!("must be from 1 to {longest}");
-        check("max_position_embeddings", positions, (1..=longest).contains(&positions), reason)?;
+        check_positions(self.max_position_embeddings)?;
         for (key, rate) in [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),

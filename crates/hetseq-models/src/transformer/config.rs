@@ -4,8 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::activation::Activation;
-use crate::attention;
-use crate::config_error::{ConfigError, check, check_rate, check_size};
+use crate::config_error::{ConfigError, check, check_positions, check_rate, check_size};
 
 /// A transformer configuration. Missing keys have the values of Vaswani et al.'s base model, except
 /// for the activation (see [`TransformerSize`]).
@@ -232,9 +231,7 @@ impl TransformerConfig {
             let reason = format!("must be divisible by {side}_attention_heads = {heads}");
             check("d_model", self.d_model, self.d_model.is_multiple_of(heads), reason)?;
         }
-        let (positions, longest) = (self.max_position_embeddings, attention::MAX_POSITIONS);
-        let reason = format!("must be from 1 to {longest}");
-        check("max_position_embeddings", positions, (1..=longest).contains(&positions), reason)?;
+        check_positions(self.max_position_embeddings)?;
         for (key, rate) in [
             ("dropout", self.dropout),
             ("attention_dropout", self.attention_dropout),
