@@ -7,24 +7,13 @@ use burn::tensor::{Device, Int, Tensor};
 use hetseq_kernels::dropout;
 use hetseq_random::Key;
 
-use super::layer::{AttentionBlock, EPSILON, FeedForward, KeyValue, Residual};
-use super::positions::{Positions, embed};
+use super::layer::{AttentionBlock, EPSILON, KeyValue, LayerSettings};
+use super::stack::Stack;
 use super::{TransformerConfig, site};
-use crate::activation::Activation;
 use crate::attention::causal_mask;
 use crate::layers::{Embedding, LayerNorm, Linear};
 
-#[derive(Module, Debug)]
-pub(super) struct Decoder {
-    /// `None` if shared with the encoder.
-    pub(super) embed_tokens: Option<Embedding>,
-    embed_positions: Positions,
-    layers: Vec<Layer>,
-    /// After the last layer, with pre-norm only.
-    layer_norm: Option<LayerNorm>,
-    #[module(skip)]
-    residual: Residual,
-}
+pub(super) type Decoder = Stack<DecoderLayer>;
 
 /// Keys and values that a layer need not compute again.
 #[derive(Debug, Clone)]
@@ -37,19 +26,14 @@ pub(super) struct LayerCache {
 
 impl Decoder {
     pub(super) fn new(config: &TransformerConfig, device: &Device) -> Self {
-        let is_separate = !config.share_encoder_decoder_embeddings;
-        Decoder {
-            embed_tokens: is_separate.then(|| Embedding::new(config.target_vocabulary(), config.d_model, device)),
-            embed_positions: Positions::new(config, device),
-            layers: (0..config.decoder_layers).map(|_| Layer::new(config, device)).collect(),
-            layer_norm: config.normalize_before.then(|| LayerNorm::new(config.d_model, EPSILON, device)),
-            residual: Residual::of(config),
-        }
+        let layers = (0..config.decoder_layers).map(|_| DecoderLayer::new(config, device)).collect();
+        Stack::of_layers(layers, config.target_vocabulary(), config, device)
     }
 
     /// Projects the source for each layer. `memory` is the encoder's output.
     pub(super) fn start_caches(&self, memory: &Tensor<3>) -> Vec<LayerCache> {
-        let start = |layer: &Layer| LayerCache { source: layer.encoder_attn.project(memory.clone()), past: None };
+        let start =
+            |layer: &DecoderLayer| LayerCache { source: layer.encoder_attn.project(memory.clone()), past: None };
         self.layers.iter().map(start).collect()
     }
 
@@ -64,15 +48,15 @@ impl Decoder {
         keys: &[Key],
     ) -> Tensor<3> {
         let [_, positions] = ids.dims();
-        let x = embed(words, &self.embed_positions, ids, 0, scale);
+        let x = self.embed(words, ids, 0, scale);
         // A constant, not tracked by autodiff.
         let causal = (positions > 1).then(|| causal_mask(positions, &x.device().inner()));
-        let mut x = dropout(x, self.residual.dropout, &site(keys, "embeddings"));
+        let mut x = dropout(x, self.settings.dropout, &site(keys, "embeddings"));
         for (layer, i) in self.layers.iter().zip(0..) {
             let keys: Vec<Key> = keys.iter().map(|key| key.index(i)).collect();
             let source = layer.encoder_attn.project(memory.clone());
             let context = LayerContext { source: &source, bias, causal: causal.as_ref() };
-            x = layer.forward(x, self.residual, &context, None, &keys);
+            x = layer.forward(x, self.settings, &context, None, &keys);
         }
         self.finish(x)
     }
@@ -88,19 +72,12 @@ impl Decoder {
         caches: &mut [LayerCache],
         bias: Option<&Tensor<4>>,
     ) -> Tensor<3> {
-        let mut x = embed(words, &self.embed_positions, ids, position, scale);
+        let mut x = self.embed(words, ids, position, scale);
         for (layer, cache) in self.layers.iter().zip(caches) {
             let LayerCache { source, past } = cache;
-            x = layer.forward(x, self.residual, &LayerContext { source, bias, causal: None }, Some(past), &[]);
+            x = layer.forward(x, self.settings, &LayerContext { source, bias, causal: None }, Some(past), &[]);
         }
         self.finish(x)
-    }
-
-    fn finish(&self, x: Tensor<3>) -> Tensor<3> {
-        match &self.layer_norm {
-            Some(norm) => norm.forward(x),
-            None => x,
-        }
     }
 }
 
@@ -113,7 +90,7 @@ struct LayerContext<'a> {
 }
 
 #[derive(Module, Debug)]
-struct Layer {
+pub(super) struct DecoderLayer {
     self_attn: AttentionBlock,
     self_attn_layer_norm: LayerNorm,
     encoder_attn: AttentionBlock,
@@ -121,17 +98,13 @@ struct Layer {
     fc1: Linear,
     fc2: Linear,
     final_layer_norm: LayerNorm,
-    #[module(skip)]
-    activation: Activation,
-    #[module(skip)]
-    activation_dropout: f32,
 }
 
-impl Layer {
+impl DecoderLayer {
     fn new(config: &TransformerConfig, device: &Device) -> Self {
         let (width, inner, heads) = (config.d_model, config.decoder_ffn_dim, config.decoder_attention_heads);
         let norm = || LayerNorm::new(width, EPSILON, device);
-        Layer {
+        DecoderLayer {
             self_attn: AttentionBlock::new(config, heads, device),
             self_attn_layer_norm: norm(),
             encoder_attn: AttentionBlock::new(config, heads, device),
@@ -139,8 +112,6 @@ impl Layer {
             fc1: Linear::new(width, inner, device),
             fc2: Linear::new(inner, width, device),
             final_layer_norm: norm(),
-            activation: config.activation_function,
-            activation_dropout: config.activation_dropout as f32,
         }
     }
 
@@ -148,12 +119,12 @@ impl Layer {
     fn forward(
         &self,
         x: Tensor<3>,
-        residual: Residual,
+        settings: LayerSettings,
         context: &LayerContext<'_>,
         past: Option<&mut Option<KeyValue>>,
         keys: &[Key],
     ) -> Tensor<3> {
-        let x = residual.apply(x, &self.self_attn_layer_norm, &site(keys, "attention output"), |x| {
+        let x = settings.residual(x, &self.self_attn_layer_norm, &site(keys, "attention output"), |x| {
             let newest = self.self_attn.project(x.clone());
             let key_value = match past {
                 Some(past) => {
@@ -164,12 +135,10 @@ impl Layer {
             };
             self.self_attn.forward(x, key_value, context.causal, &site(keys, "attention"))
         });
-        let x = residual.apply(x, &self.encoder_attn_layer_norm, &site(keys, "source attention output"), |x| {
+        let x = settings.residual(x, &self.encoder_attn_layer_norm, &site(keys, "source attention output"), |x| {
             self.encoder_attn.forward_grouped(x, context.source, context.bias, &site(keys, "source attention"))
         });
-        let Layer { fc1, fc2, activation, activation_dropout: dropout, .. } = self;
-        let feed_forward = FeedForward { fc1, fc2, activation: *activation, dropout: *dropout };
-        residual.apply(x, &self.final_layer_norm, &site(keys, "output"), |x| feed_forward.forward(x, keys))
+        settings.feed_forward(x, [&self.fc1, &self.fc2], &self.final_layer_norm, keys)
     }
 }
 

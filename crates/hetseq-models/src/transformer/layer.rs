@@ -57,20 +57,28 @@ impl AttentionBlock {
     }
 }
 
-/// The residual connection around a block.
+/// What all layers of a model compute alike, apart from their parameters.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Residual {
+pub(super) struct LayerSettings {
     pub(super) dropout: f32,
-    pub(super) norm_before: bool,
+    norm_before: bool,
+    activation: Activation,
+    activation_dropout: f32,
 }
 
-impl Residual {
+impl LayerSettings {
     pub(super) fn of(config: &TransformerConfig) -> Self {
-        Residual { dropout: config.dropout as f32, norm_before: config.normalize_before }
+        LayerSettings {
+            dropout: config.dropout as f32,
+            norm_before: config.normalize_before,
+            activation: config.activation_function,
+            activation_dropout: config.activation_dropout as f32,
+        }
     }
 
-    /// x + block(norm(x)), or norm(x + block(x)), with dropout on the block's output.
-    pub(super) fn apply(
+    /// The residual connection around a block: x + block(norm(x)), or norm(x + block(x)), with
+    /// dropout on the block's output.
+    pub(super) fn residual(
         self,
         x: Tensor<3>,
         norm: &LayerNorm,
@@ -81,19 +89,18 @@ impl Residual {
         let sum = x + dropout(block(input), self.dropout, keys);
         if self.norm_before { sum } else { norm.forward(sum) }
     }
-}
 
-/// The feed-forward block at the end of every layer.
-pub(super) struct FeedForward<'a> {
-    pub(super) fc1: &'a Linear,
-    pub(super) fc2: &'a Linear,
-    pub(super) activation: Activation,
-    pub(super) dropout: f32,
-}
-
-impl FeedForward<'_> {
-    pub(super) fn forward(&self, x: Tensor<3>, keys: &[Key]) -> Tensor<3> {
-        let inner = self.activation.apply(self.fc1.forward(x));
-        self.fc2.forward(dropout(inner, self.dropout, &site(keys, "activation")))
+    /// The feed-forward block at the end of every layer, with its residual connection.
+    pub(super) fn feed_forward(
+        self,
+        x: Tensor<3>,
+        [fc1, fc2]: [&Linear; 2],
+        norm: &LayerNorm,
+        keys: &[Key],
+    ) -> Tensor<3> {
+        self.residual(x, norm, &site(keys, "output"), |x| {
+            let inner = self.activation.apply(fc1.forward(x));
+            fc2.forward(dropout(inner, self.activation_dropout, &site(keys, "activation")))
+        })
     }
 }

@@ -12,6 +12,7 @@ mod encoder;
 mod layer;
 mod names;
 mod positions;
+mod stack;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
