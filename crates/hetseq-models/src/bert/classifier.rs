@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use hetseq_kernels::dropout;
 use hetseq_random::Key;
 
-use super::trunk::{Trunk, TrunkInit, positions_at};
+use super::trunk::{Trunk, positions_at};
 use super::{BertConfig, BertInput, site};
 use crate::layers::Linear;
 use crate::recompute::Tape;
@@ -21,13 +21,11 @@ pub struct BertClassifier {
     entity_classifier: Option<Linear>,
     #[module(skip)]
     dropout: f32,
-    #[module(skip)]
-    init: TrunkInit,
 }
 
 impl Network for BertClassifier {
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        self.init.of(name, shape)
+        self.bert.init(name, shape)
     }
 }
 
@@ -54,7 +52,6 @@ impl BertClassifier {
             classifier: linear(classes),
             entity_classifier: entity_dim.map(linear),
             dropout: config.classifier_dropout.unwrap_or(config.hidden_dropout_prob) as f32,
-            init: TrunkInit::new(config),
         }
     }
 

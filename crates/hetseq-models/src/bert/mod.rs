@@ -25,7 +25,7 @@ pub use config::{BertConfig, BertSize};
 use heads::Heads;
 pub use heads::{HeadOutput, Labelled};
 pub use names::parameter_name;
-use trunk::{Trunk, TrunkInit};
+use trunk::Trunk;
 
 /// A micro-batch on the device: sequences padded to one length.
 #[derive(Debug, Clone)]
@@ -57,20 +57,18 @@ impl BertInput {
 pub struct Bert {
     bert: Trunk,
     cls: Heads,
-    #[module(skip)]
-    init: TrunkInit,
 }
 
 impl Network for Bert {
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        self.init.of(name, shape)
+        self.bert.init(name, shape)
     }
 }
 
 impl Bert {
     /// The config must be valid, see [`BertConfig::validate`].
     pub fn new(config: &BertConfig, device: &Device) -> Self {
-        Bert { bert: Trunk::new(config, true, device), cls: Heads::new(config, device), init: TrunkInit::new(config) }
+        Bert { bert: Trunk::new(config, true, device), cls: Heads::new(config, device) }
     }
 
     /// The last hidden states [sample, position, feature]; those of the padding are meaningless.

@@ -18,6 +18,14 @@ pub(super) struct Trunk {
     encoder: BertEncoder,
     /// Models that only label tokens have none.
     pooler: Option<Pooler>,
+    #[module(skip)]
+    init: TrunkInit,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct TrunkInit {
+    std: f64,
+    pad_token_id: Option<usize>,
 }
 
 #[derive(Module, Debug)]
@@ -32,6 +40,7 @@ impl Trunk {
             embeddings: Embeddings::new(config, device),
             encoder: BertEncoder::new(config, device),
             pooler: has_pooler.then(pooler),
+            init: TrunkInit { std: config.initializer_range, pad_token_id: config.pad_token_id },
         }
     }
 
@@ -51,6 +60,20 @@ impl Trunk {
         }
     }
 
+    /// Initial values of a model's parameters, also of its heads, as in transformers: weights normal
+    /// (not truncated), the embedding of padding zero, biases zero, norms the identity.
+    pub(super) fn init(&self, name: &str, shape: &[usize]) -> Init {
+        let TrunkInit { std, pad_token_id } = self.init;
+        match (shape, pad_token_id) {
+            (&[_, width], Some(row)) if name == "bert.embeddings.word_embeddings.weight" => {
+                Init::NormalExceptRow { std, width, row }
+            }
+            ([_, _], _) => Init::Normal { std },
+            _ if name.ends_with("bias") => Init::Constant(0.0),
+            _ => Init::Constant(1.0),
+        }
+    }
+
     /// [word, feature]
     pub(super) fn word_embeddings(&self) -> Tensor<2> {
         self.embeddings.word_embeddings.weight.val()
@@ -61,30 +84,4 @@ impl Trunk {
 pub(super) fn positions_at(hidden: Tensor<3>, at: Tensor<1, Int>) -> Tensor<2> {
     let [samples, positions, width] = hidden.dims();
     hidden.reshape([samples * positions, width]).select(0, at)
-}
-
-/// Initial values as in transformers: weights normal (not truncated), the embedding of padding
-/// zero, biases zero, norms the identity.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TrunkInit {
-    std: f64,
-    pad_token_id: Option<usize>,
-}
-
-impl TrunkInit {
-    pub(super) fn new(config: &BertConfig) -> Self {
-        TrunkInit { std: config.initializer_range, pad_token_id: config.pad_token_id }
-    }
-
-    pub(super) fn of(self, name: &str, shape: &[usize]) -> Init {
-        let std = self.std;
-        match (shape, self.pad_token_id) {
-            (&[_, width], Some(row)) if name == "bert.embeddings.word_embeddings.weight" => {
-                Init::NormalExceptRow { std, width, row }
-            }
-            ([_, _], _) => Init::Normal { std },
-            _ if name.ends_with("bias") => Init::Constant(0.0),
-            _ => Init::Constant(1.0),
-        }
-    }
 }
