@@ -10,15 +10,15 @@ mod tests;
 use std::path::Path;
 
 use burn::tensor::Device;
-use hetseq_data::error::CorpusError;
 use hetseq_data::tokenize::{TOKENIZER_FILE, Tokenizer};
-use hetseq_data::{Batch, ChecksummedFile, CorpusSplit, DataError, PretrainData, SampleLengths};
+use hetseq_data::{Batch, ChecksummedFile, PretrainData, SampleLengths};
 use hetseq_models::bert::{Bert, BertConfig, BertInput, Labelled, parameter_name};
 
 use crate::task::{
     ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Term, Totals,
 };
 
+use super::splits::Splits;
 pub use config::BertTaskConfig;
 pub(crate) use model_keys::{MODEL_CONFIG, ModelKeys};
 
@@ -26,32 +26,21 @@ pub(crate) use model_keys::{MODEL_CONFIG, ModelKeys};
 pub struct BertTask {
     config: BertTaskConfig,
     model: BertConfig,
-    train: PretrainData,
-    /// `None` if the data has no validation split.
-    valid: Option<PretrainData>,
+    data: Splits<PretrainData>,
     files: Vec<(String, Vec<u8>)>,
 }
 
 impl TaskData for BertTask {
     fn fingerprint(&self) -> String {
-        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), PretrainData::fingerprint);
-        format!("{} {valid}", self.train.fingerprint())
+        self.data.fingerprint(PretrainData::fingerprint)
     }
 
     fn checksummed_files(&self) -> Vec<ChecksummedFile> {
-        [Some(&self.train), self.valid.as_ref()]
-            .into_iter()
-            .flatten()
-            .flat_map(PretrainData::checksummed_files)
-            .collect()
+        self.data.iter().flat_map(PretrainData::checksummed_files).collect()
     }
 
     fn lengths(&self, split: Split) -> SampleLengths {
-        match (split, &self.valid) {
-            (Split::Train, _) => self.train.lengths(),
-            (Split::Valid, Some(valid)) => valid.lengths(),
-            (Split::Valid, None) => SampleLengths::PerSample(Vec::new()),
-        }
+        self.data.lengths(split, PretrainData::lengths)
     }
 
     fn terms(&self) -> Vec<Term> {
@@ -61,11 +50,7 @@ impl TaskData for BertTask {
 
     /// Counts are masked tokens and, with next-sentence prediction, samples.
     fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
-        let data = match (samples.split, &self.valid) {
-            (Split::Valid, Some(valid)) => valid,
-            _ => &self.train,
-        };
-        Ok(data.collate(samples.ids, &|id| samples.key(id))?.into())
+        Ok(self.data.of(samples.split).collate(samples.ids, &|id| samples.key(id))?.into())
     }
 }
 
@@ -85,19 +70,14 @@ impl Task for BertTask {
         }
         let named = file.map_or_else(|| "the model".to_owned(), |file| file.display().to_string());
         let samples = config.samples(model.vocab_size);
-        let train = PretrainData::open(&config.data, CorpusSplit::Train, &samples)?;
-        let valid = match PretrainData::open(&config.data, CorpusSplit::Valid, &samples) {
-            Ok(data) => Some(data),
-            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) => None,
-            Err(error) => return Err(error.into()),
-        };
-        for data in [Some(&train), valid.as_ref()].into_iter().flatten() {
-            fits(&model, data, config).map_err(|reason| TaskError::Other(format!("{named}: {reason}")))?;
+        let data = Splits::open(|split| PretrainData::open(&config.data, split, &samples))?;
+        for split in data.iter() {
+            fits(&model, split, config).map_err(|reason| TaskError::Other(format!("{named}: {reason}")))?;
         }
         let text = model.to_json("BertForPreTraining", &[]);
         let text = text.map_err(|error| format!("{MODEL_CONFIG}: {error}"))?;
         let files = model_files(text, tokenizer.as_ref())?;
-        Ok(BertTask { config: config.clone(), model, train, valid, files })
+        Ok(BertTask { config: config.clone(), model, data, files })
     }
 
     fn model(&self, device: &Device) -> Bert {

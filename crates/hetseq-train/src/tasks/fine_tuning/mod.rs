@@ -25,6 +25,7 @@ use serde::de::DeserializeOwned;
 
 use self::classifier_files::ClassifierFiles;
 use self::shared_keys::{FineTuningConfig, Pretrained, SharedKeys};
+use super::splits::Splits;
 use crate::inference::PredictionFormat;
 use crate::task::{
     Answer, ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Term, Totals,
@@ -47,8 +48,7 @@ pub type SequenceClassification = FineTuning<SequenceHead>;
 pub struct FineTuning<H: BertHead> {
     head: H,
     start: Pretrained,
-    train: H::Samples,
-    valid: Option<H::Samples>,
+    samples: Splits<H::Samples>,
     hub: ClassifierFiles,
     recompute: bool,
 }
@@ -139,29 +139,17 @@ impl<'a, H: BertHead> ForwardPass<'a, H> {
     }
 }
 
-impl<H: BertHead> FineTuning<H> {
-    fn samples(&self, split: Split) -> Option<&H::Samples> {
-        if split == Split::Train { Some(&self.train) } else { self.valid.as_ref() }
-    }
-
-    /// The samples of an evaluation.
-    fn evaluated(&self) -> &H::Samples {
-        self.valid.as_ref().unwrap_or(&self.train)
-    }
-}
-
 impl<H: BertHead> TaskData for FineTuning<H> {
     fn fingerprint(&self) -> String {
-        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), H::Samples::fingerprint);
-        format!("{} {valid}", self.train.fingerprint())
+        self.samples.fingerprint(H::Samples::fingerprint)
     }
 
     fn lengths(&self, split: Split) -> SampleLengths {
-        self.samples(split).map_or(SampleLengths::PerSample(Vec::new()), H::Samples::lengths)
+        self.samples.lengths(split, H::Samples::lengths)
     }
 
     fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
-        Ok(self.samples(samples.split).unwrap_or(&self.train).collate(samples.ids)?)
+        Ok(self.samples.of(samples.split).collate(samples.ids)?)
     }
 
     fn terms(&self) -> Vec<Term> {
@@ -183,9 +171,11 @@ impl<H: BertHead> Task for FineTuning<H> {
         let valid = keys.valid.map(|path| H::read(config, path, true)).transpose()?;
         let head = H::open(config, &train)?;
         let hub = ClassifierFiles::new(&start, H::ARCHITECTURE, &head.labels(), H::HAS_POOLER, &keys)?;
-        let train = head.samples(&train, &start, true)?;
-        let valid = valid.map(|file| head.samples(&file, &start, true)).transpose()?;
-        Ok(FineTuning { head, start, train, valid, hub, recompute: keys.recompute })
+        let samples = Splits {
+            train: head.samples(&train, &start, true)?,
+            valid: valid.map(|file| head.samples(&file, &start, true)).transpose()?,
+        };
+        Ok(FineTuning { head, start, samples, hub, recompute: keys.recompute })
     }
 
     fn model(&self, device: &Device) -> H::Model {
@@ -193,12 +183,12 @@ impl<H: BertHead> Task for FineTuning<H> {
     }
 
     fn forward(&self, model: &H::Model, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
-        let samples = if ctx.is_training() { &self.train } else { self.evaluated() };
-        self.head.forward(&ForwardPass::new(model, batch, samples, self.recompute, ctx)?)
+        let split = if ctx.is_training() { Split::Train } else { Split::Valid };
+        self.head.forward(&ForwardPass::new(model, batch, self.samples.of(split), self.recompute, ctx)?)
     }
 
     fn metrics(&self, totals: &Totals) -> Vec<Metric> {
-        self.head.metrics(totals, self.evaluated())
+        self.head.metrics(totals, self.samples.of(Split::Valid))
     }
 
     fn hugging_face(&self) -> &dyn HuggingFace {

@@ -8,8 +8,7 @@ mod translator;
 use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
-use hetseq_data::error::CorpusError;
-use hetseq_data::{Batch, ChecksummedFile, CorpusSplit, DataError, ParallelData, SampleLengths, TranslateTokenizer};
+use hetseq_data::{Batch, ChecksummedFile, ParallelData, SampleLengths, TranslateTokenizer};
 use hetseq_metrics::scores::bleu::BleuTokenizer;
 use hetseq_metrics::{BleuSums, Smoothing};
 use hetseq_models::loss::{cross_entropy_sum, smoothed_cross_entropy_sum};
@@ -17,6 +16,7 @@ use hetseq_models::transformer::{Transformer, TransformerConfig, TransformerInpu
 
 use crate::task::{ForwardContext, HuggingFace, Metric, Samples, Split, StepOutput, Task, TaskData, TaskError, Totals};
 
+use super::splits::Splits;
 use config::MODEL_CONFIG;
 pub use config::TranslationConfig;
 pub use translator::Translator;
@@ -30,41 +30,27 @@ pub struct TranslationTask {
     config: TranslationConfig,
     model: TransformerConfig,
     tokenizer: TranslateTokenizer,
-    train: ParallelData,
-    /// `None` if the data has no validation split.
-    valid: Option<ParallelData>,
+    data: Splits<ParallelData>,
     files: Vec<(String, Vec<u8>)>,
 }
 
 impl TaskData for TranslationTask {
     fn fingerprint(&self) -> String {
-        let valid = self.valid.as_ref().map_or_else(|| "none".to_owned(), ParallelData::fingerprint);
-        format!("{} {valid}", self.train.fingerprint())
+        self.data.fingerprint(ParallelData::fingerprint)
     }
 
     fn checksummed_files(&self) -> Vec<ChecksummedFile> {
-        [Some(&self.train), self.valid.as_ref()]
-            .into_iter()
-            .flatten()
-            .flat_map(ParallelData::checksummed_files)
-            .collect()
+        self.data.iter().flat_map(ParallelData::checksummed_files).collect()
     }
 
     fn lengths(&self, split: Split) -> SampleLengths {
         let (pad_to_multiple, positions) = (self.config.pad_to_multiple, self.model.max_position_embeddings);
-        match (split, &self.valid) {
-            (Split::Train, _) => self.train.lengths(pad_to_multiple, positions),
-            (Split::Valid, Some(valid)) => valid.lengths(pad_to_multiple, positions),
-            (Split::Valid, None) => SampleLengths::PerSample(Vec::new()),
-        }
+        self.data.lengths(split, |data| data.lengths(pad_to_multiple, positions))
     }
 
     /// The count is target tokens.
     fn collate(&self, samples: &Samples<'_>) -> Result<Batch, TaskError> {
-        let data = match (samples.split, &self.valid) {
-            (Split::Valid, Some(valid)) => valid,
-            _ => &self.train,
-        };
+        let data = self.data.of(samples.split);
         Ok(data.collate(samples.ids, self.config.pad_to_multiple, self.model.max_position_embeddings)?.into())
     }
 }
@@ -78,14 +64,9 @@ impl Task for TranslationTask {
     fn open(config: &TranslationConfig) -> Result<Self, TaskError> {
         let tokenizer = TranslateTokenizer::read(&config.data)?;
         let model = config.model(&tokenizer)?;
-        let train = ParallelData::open(&config.data, CorpusSplit::Train)?;
-        let valid = match ParallelData::open(&config.data, CorpusSplit::Valid) {
-            Ok(data) => Some(data),
-            Err(DataError::Corpus(CorpusError::NoSuchSplit { .. })) => None,
-            Err(error) => return Err(error.into()),
-        };
-        for data in [Some(&train), valid.as_ref()].into_iter().flatten() {
-            let (source, target) = data.longest();
+        let data = Splits::open(|split| ParallelData::open(&config.data, split))?;
+        for split in data.iter() {
+            let (source, target) = split.longest();
             let (longest, positions) = (source.max(target), model.max_position_embeddings);
             if longest > positions {
                 return Err(TaskError::Other(format!(
@@ -95,7 +76,7 @@ impl Task for TranslationTask {
             }
         }
         let files = files(&model, &tokenizer)?;
-        Ok(TranslationTask { config: config.clone(), model, tokenizer, train, valid, files })
+        Ok(TranslationTask { config: config.clone(), model, tokenizer, data, files })
     }
 
     fn model(&self, device: &Device) -> Transformer {
@@ -169,7 +150,7 @@ impl TranslationTask {
         let mut sums = BleuSums::default();
         let found = translate(model, &self.model, batch, &usual_limit, &settings, &ctx.device)?;
         for (hypotheses, &pair) in found.iter().zip(&ctx.samples) {
-            let Some(reference) = self.valid.as_ref().and_then(|valid| valid.reference(pair)) else { continue };
+            let Some(reference) = self.data.valid.as_ref().and_then(|valid| valid.reference(pair)) else { continue };
             let tokens = hypotheses.first().map_or(&[][..], |best| &best.tokens);
             let text = self.tokenizer.decode_target(tokens).unwrap_or_default();
             sums.add(&BleuSums::of(BleuTokenizer::V13a, &text, &[reference]));
