@@ -130,8 +130,7 @@ pub(crate) fn forward(
     ctx: &ForwardContext,
     recompute: bool,
 ) -> Result<StepOutput, TaskError> {
-    let lengths: Vec<usize> = batch.i32s("lengths")?.iter().map(|&length| length as usize).collect();
-    let input = BertInput::new(batch.i32s("input_ids")?, batch.i32s("segment_ids")?, &lengths, &ctx.device);
+    let input = input(batch, &ctx.device)?;
     let words = Labelled::new(batch.i32s("masked_positions")?, batch.i32s("masked_ids")?, &ctx.device);
     let has_sentences = batch.contains("next_sentence");
     let follows = if has_sentences { batch.i32s("next_sentence")? } else { &[] };
@@ -148,6 +147,12 @@ pub(crate) fn forward(
         output.losses.push(prediction.loss);
     }
     Ok(output)
+}
+
+/// The sequences of a batch, for BERT.
+pub(crate) fn input(batch: &Batch, device: &Device) -> Result<BertInput, TaskError> {
+    let lengths: Vec<usize> = batch.i32s("lengths")?.iter().map(|&length| length as usize).collect();
+    Ok(BertInput::new(batch.i32s("input_ids")?, batch.i32s("segment_ids")?, &lengths, device))
 }
 
 /// The configured tokenizer, else that of the data directory. Shards in NVIDIA's format have none.

@@ -25,6 +25,7 @@ use serde::de::DeserializeOwned;
 
 use self::classifier_files::ClassifierFiles;
 use self::shared_keys::{FineTuningConfig, Pretrained, SharedKeys};
+use super::bert;
 use super::splits::Splits;
 use crate::inference::PredictionFormat;
 use crate::task::{
@@ -127,8 +128,7 @@ impl<'a, H: BertHead> ForwardPass<'a, H> {
         recompute: bool,
         ctx: &'a ForwardContext,
     ) -> Result<Self, TaskError> {
-        let lengths: Vec<usize> = batch.i32s("lengths")?.iter().map(|&length| length as usize).collect();
-        let input = BertInput::new(batch.i32s("input_ids")?, batch.i32s("segment_ids")?, &lengths, &ctx.device);
+        let input = bert::input(batch, &ctx.device)?;
         let tape = (recompute && ctx.is_training()).then_some(&ctx.tape);
         Ok(ForwardPass { model, input, batch, samples, tape, ctx })
     }
