@@ -13,6 +13,26 @@ use crate::layers::Linear;
 use crate::recompute::Tape;
 use crate::{Init, Network};
 
+/// The class of `transformers` with the same parameters, if the head of entities is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassifierArchitecture {
+    Tokens,
+    Sequences,
+}
+
+impl ClassifierArchitecture {
+    pub const fn name(self) -> &'static str {
+        match self {
+            ClassifierArchitecture::Tokens => "BertForTokenClassification",
+            ClassifierArchitecture::Sequences => "BertForSequenceClassification",
+        }
+    }
+
+    pub fn has_pooler(self) -> bool {
+        self == ClassifierArchitecture::Sequences
+    }
+}
+
 #[derive(Module, Debug)]
 pub struct BertClassifier {
     bert: Trunk,
@@ -32,23 +52,29 @@ impl Network for BertClassifier {
 impl BertClassifier {
     /// Labels tokens.
     pub fn of_tokens(config: &BertConfig, classes: usize, device: &Device) -> Self {
-        BertClassifier::new(config, classes, false, None, device)
+        BertClassifier::new(config, classes, ClassifierArchitecture::Tokens, None, device)
     }
 
     /// Labels tokens, and maps them to entity embeddings of `dim` values.
     pub fn of_mentions(config: &BertConfig, classes: usize, dim: usize, device: &Device) -> Self {
-        BertClassifier::new(config, classes, false, Some(dim), device)
+        BertClassifier::new(config, classes, ClassifierArchitecture::Tokens, Some(dim), device)
     }
 
     /// Labels samples. For regression, `classes` is 1.
     pub fn of_samples(config: &BertConfig, classes: usize, device: &Device) -> Self {
-        BertClassifier::new(config, classes, true, None, device)
+        BertClassifier::new(config, classes, ClassifierArchitecture::Sequences, None, device)
     }
 
-    fn new(config: &BertConfig, classes: usize, has_pooler: bool, entity_dim: Option<usize>, device: &Device) -> Self {
+    fn new(
+        config: &BertConfig,
+        classes: usize,
+        architecture: ClassifierArchitecture,
+        entity_dim: Option<usize>,
+        device: &Device,
+    ) -> Self {
         let linear = |outputs| Linear::new(config.hidden_size, outputs, device);
         BertClassifier {
-            bert: Trunk::new(config, has_pooler, device),
+            bert: Trunk::new(config, architecture.has_pooler(), device),
             classifier: linear(classes),
             entity_classifier: entity_dim.map(linear),
             dropout: config.classifier_dropout.unwrap_or(config.hidden_dropout_prob) as f32,

@@ -20,7 +20,7 @@ use hetseq_random::Key;
 use crate::attention::padding_mask;
 use crate::recompute::Tape;
 use crate::{Init, Network};
-pub use classifier::BertClassifier;
+pub use classifier::{BertClassifier, ClassifierArchitecture};
 pub use config::{BertConfig, BertSize};
 use heads::Heads;
 pub use heads::{HeadOutput, Labelled};

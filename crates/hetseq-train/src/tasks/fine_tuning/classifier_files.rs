@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hetseq_models::bert::parameter_name;
+use hetseq_models::bert::{ClassifierArchitecture, parameter_name};
 
 use super::shared_keys::{Pretrained, SharedKeys};
 use crate::task::{HuggingFace, TaskError};
@@ -15,28 +15,27 @@ const HEADS: [&str; 2] = ["classifier.", "entity_classifier."];
 pub(super) struct ClassifierFiles {
     files: Vec<(String, Vec<u8>)>,
     init: Option<PathBuf>,
-    has_pooler: bool,
+    architecture: ClassifierArchitecture,
     /// Start with new heads, also if the initial weights have some.
     new_head: bool,
 }
 
 impl ClassifierFiles {
-    /// `architecture` is the class in transformers.
     pub(super) fn new(
         start: &Pretrained,
-        architecture: &str,
+        architecture: ClassifierArchitecture,
         labels: &[String],
-        has_pooler: bool,
         keys: &SharedKeys<'_>,
     ) -> Result<Self, TaskError> {
-        let config = start.model.to_json(architecture, labels).map_err(|error| format!("{MODEL_CONFIG}: {error}"))?;
+        let config = start.model.to_json(architecture.name(), labels);
+        let config = config.map_err(|error| format!("{MODEL_CONFIG}: {error}"))?;
         let files = model_files(config, Some(&start.tokenizer))?;
-        Ok(ClassifierFiles { files, init: keys.init.map(Path::to_owned), has_pooler, new_head: keys.new_head })
+        Ok(ClassifierFiles { files, init: keys.init.map(Path::to_owned), architecture, new_head: keys.new_head })
     }
 
     /// For a trained model, which must be complete.
-    pub(super) fn of_checkpoint(has_pooler: bool) -> Self {
-        ClassifierFiles { files: Vec::new(), init: None, has_pooler, new_head: false }
+    pub(super) fn of_checkpoint(architecture: ClassifierArchitecture) -> Self {
+        ClassifierFiles { files: Vec::new(), init: None, architecture, new_head: false }
     }
 }
 
@@ -53,7 +52,7 @@ impl HuggingFace for ClassifierFiles {
     fn parameter_name(&self, theirs: &str) -> Option<String> {
         let name = parameter_name(theirs)?;
         let is_unused = name.starts_with("cls.")
-            || (!self.has_pooler && name.starts_with("bert.pooler."))
+            || (!self.architecture.has_pooler() && name.starts_with("bert.pooler."))
             || (self.new_head && is_head(&name));
         (!is_unused).then_some(name)
     }

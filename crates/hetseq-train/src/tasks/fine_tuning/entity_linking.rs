@@ -17,7 +17,7 @@ use hetseq_data::finetune::{
     TokenSampleConfig,
 };
 use hetseq_metrics::{GoldEntity, GoldMention, LinkSums, PredictedMention, TagScheme, entity_spans};
-use hetseq_models::bert::{BertClassifier, BertConfig};
+use hetseq_models::bert::{BertClassifier, BertConfig, ClassifierArchitecture};
 use hetseq_models::loss::cross_entropy_sum;
 
 use super::predict::best;
@@ -71,8 +71,7 @@ const NO_ENTITY: &str = "-";
 impl BertHead for EntityHead {
     const TASK: &'static str = "entity-linking";
     // It finds the mentions; the other head is ignored there.
-    const ARCHITECTURE: &'static str = "BertForTokenClassification";
-    const HAS_POOLER: bool = false;
+    const ARCHITECTURE: ClassifierArchitecture = ClassifierArchitecture::Tokens;
     const PATH_KEYS: &'static [&'static str] =
         &["train", "valid", "init", "config", "tokenizer", "entities", "entity_names"];
     type Config = EntityLinkingConfig;

@@ -18,7 +18,7 @@ use burn::tensor::{Device, Tensor};
 use hetseq_data::finetune::{LabelSet, LabelledSamples};
 use hetseq_data::{Batch, SampleLengths};
 use hetseq_models::Network;
-use hetseq_models::bert::{BertConfig, BertInput};
+use hetseq_models::bert::{BertConfig, BertInput, ClassifierArchitecture};
 use hetseq_models::recompute::Tape;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -58,9 +58,7 @@ pub struct FineTuning<H: BertHead> {
 pub trait BertHead: Sized + Send + Sync + 'static {
     const TASK: &'static str;
     /// The class of `transformers` that loads a checkpoint.
-    const ARCHITECTURE: &'static str;
-    /// Whether the head uses BERT's pooler.
-    const HAS_POOLER: bool;
+    const ARCHITECTURE: ClassifierArchitecture;
     const PATH_KEYS: &'static [&'static str] = shared_keys::PATH_KEYS;
     type Config: FineTuningConfig + Serialize + DeserializeOwned;
     /// A file of samples, as read.
@@ -170,7 +168,7 @@ impl<H: BertHead> Task for FineTuning<H> {
         let train = H::read(config, keys.train, true)?;
         let valid = keys.valid.map(|path| H::read(config, path, true)).transpose()?;
         let head = H::open(config, &train)?;
-        let hub = ClassifierFiles::new(&start, H::ARCHITECTURE, &head.labels(), H::HAS_POOLER, &keys)?;
+        let hub = ClassifierFiles::new(&start, H::ARCHITECTURE, &head.labels(), &keys)?;
         let samples = Splits {
             train: head.samples(&train, &start, true)?,
             valid: valid.map(|file| head.samples(&file, &start, true)).transpose()?,

@@ -28,7 +28,7 @@ pub struct FineTuned<H: BertHead> {
 
 impl<H: BertHead> Inference for FineTuned<H> {
     const TASK: &'static str = H::TASK;
-    const ARCHITECTURE: Option<&'static str> = Some(H::ARCHITECTURE);
+    const ARCHITECTURE: Option<&'static str> = Some(H::ARCHITECTURE.name());
     type Model = H::Model;
 
     fn model(&self, device: &Device) -> H::Model {
@@ -63,7 +63,7 @@ impl<H: BertHead> FileInference for FineTuned<H> {
         let head = H::of_checkpoint(&config, labels)?;
         let file = H::read(&config, &options.input, false)?;
         let samples = head.samples(&file, &start, false)?;
-        let hub = ClassifierFiles::of_checkpoint(H::HAS_POOLER);
+        let hub = ClassifierFiles::of_checkpoint(H::ARCHITECTURE);
         Ok(FineTuned { head, model: start.model, file, samples, hub })
     }
 

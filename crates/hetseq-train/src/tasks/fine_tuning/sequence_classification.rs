@@ -11,7 +11,7 @@ use hetseq_data::finetune::{
     TableFormat, TableOptions,
 };
 use hetseq_metrics::{ClassSums, CorrelationSums, spearman};
-use hetseq_models::bert::{BertClassifier, BertConfig};
+use hetseq_models::bert::{BertClassifier, BertConfig, ClassifierArchitecture};
 use hetseq_models::loss::cross_entropy_sum;
 
 use super::predict::sorted;
@@ -58,8 +58,7 @@ const REGRESSION_LABEL: &str = "LABEL_0";
 
 impl BertHead for SequenceHead {
     const TASK: &'static str = "sequence-classification";
-    const ARCHITECTURE: &'static str = "BertForSequenceClassification";
-    const HAS_POOLER: bool = true;
+    const ARCHITECTURE: ClassifierArchitecture = ClassifierArchitecture::Sequences;
     type Config = SequenceClassificationConfig;
     type File = SequenceFile;
     type Samples = SequenceSamples;

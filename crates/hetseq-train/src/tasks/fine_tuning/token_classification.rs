@@ -10,7 +10,7 @@ use hetseq_data::finetune::{
     ConllColumns, ConllFile, ConllLabels, LabelSet, LongSentences, TagReport, TokenSampleConfig, TokenSamples,
 };
 use hetseq_metrics::{EntitySums, TagScheme, entity_types};
-use hetseq_models::bert::{BertClassifier, BertConfig};
+use hetseq_models::bert::{BertClassifier, BertConfig, ClassifierArchitecture};
 use hetseq_models::loss::cross_entropy_sum;
 
 use super::predicted_words::PredictedWords;
@@ -59,8 +59,7 @@ const MOST_TYPES_SHOWN: usize = 20;
 
 impl BertHead for TokenHead {
     const TASK: &'static str = "token-classification";
-    const ARCHITECTURE: &'static str = "BertForTokenClassification";
-    const HAS_POOLER: bool = false;
+    const ARCHITECTURE: ClassifierArchitecture = ClassifierArchitecture::Tokens;
     type Config = TokenClassificationConfig;
     type File = ConllFile;
     type Samples = TokenSamples;
