@@ -5,7 +5,7 @@
 //! Each head has its own loss term and denominator: labelled tokens, and mentions whose entity is in
 //! the dictionary. `hetseq_data::finetune::EntitySamples` states the rules for other mentions.
 
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::predict::best;
 use super::predicted_words::PredictedWords;
 use super::shared_keys::{FineTuningConfig, Pretrained, fine_tuning_config};
 use super::token_classification::{described, first_positions};
-use super::{BertHead, ForwardPass, unreadable};
+use super::{BertHead, ForwardPass, Predicted, unreadable};
 use crate::inference::PredictionFormat;
 use crate::task::{Answer, Metric, StepOutput, TaskError, Term, Totals};
 
@@ -77,7 +77,6 @@ impl BertHead for EntityHead {
     type Config = EntityLinkingConfig;
     type File = ConllFile;
     type Samples = EntitySamples;
-    type Model = BertClassifier;
 
     fn read(config: &Self::Config, path: &Path, with_labels: bool) -> Result<ConllFile, TaskError> {
         let EntityLinkingConfig { token_column, label_column, entity_column, .. } = *config;
@@ -195,15 +194,8 @@ impl BertHead for EntityHead {
         Ok(firsts.into_iter().zip(found).map(answer).collect())
     }
 
-    fn write(
-        &self,
-        file: &ConllFile,
-        samples: &EntitySamples,
-        answers: &[Answer],
-        format: PredictionFormat,
-        out: &mut dyn io::Write,
-    ) -> io::Result<()> {
-        let words = PredictedWords::new(file, samples.tokens(), answers, 2);
+    fn write(&self, predicted: &Predicted<'_, Self>, format: PredictionFormat, out: &mut dyn Write) -> io::Result<()> {
+        let words = PredictedWords::new(predicted.file, predicted.samples.tokens(), predicted.answers, 2);
         words.write(format, &[["labels", "probabilities"], ["entities", "similarities"]], out)
     }
 }

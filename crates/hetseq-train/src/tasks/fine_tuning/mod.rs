@@ -11,14 +11,13 @@ mod sequence_classification;
 mod shared_keys;
 mod token_classification;
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use burn::tensor::{Device, Tensor};
 use hetseq_data::finetune::{LabelSet, LabelledSamples};
 use hetseq_data::{Batch, SampleLengths};
-use hetseq_models::Network;
-use hetseq_models::bert::{BertConfig, BertInput, ClassifierArchitecture};
+use hetseq_models::bert::{BertClassifier, BertConfig, BertInput, ClassifierArchitecture};
 use hetseq_models::recompute::Tape;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -64,7 +63,6 @@ pub trait BertHead: Sized + Send + Sync + 'static {
     /// A file of samples, as read.
     type File: Send + Sync;
     type Samples: LabelledSamples + 'static;
-    type Model: Network + 'static;
 
     /// Reads a file. Without `with_labels`, for prediction, it need not have any.
     fn read(config: &Self::Config, path: &Path, with_labels: bool) -> Result<Self::File, TaskError>;
@@ -81,7 +79,7 @@ pub trait BertHead: Sized + Send + Sync + 'static {
     /// The labels in the order of the model's outputs.
     fn labels(&self) -> Vec<String>;
 
-    fn model(&self, config: &BertConfig, device: &Device) -> Self::Model;
+    fn model(&self, config: &BertConfig, device: &Device) -> BertClassifier;
 
     fn terms(&self) -> Vec<Term> {
         vec![Term { name: "loss".to_owned(), weight: 1.0 }]
@@ -96,20 +94,20 @@ pub trait BertHead: Sized + Send + Sync + 'static {
     /// Answers each sample of a batch.
     fn answers(&self, pass: &ForwardPass<'_, Self>) -> Result<Vec<Answer>, TaskError>;
 
-    /// Writes a file with its predictions; `answers` has one for each sample.
-    fn write(
-        &self,
-        file: &Self::File,
-        samples: &Self::Samples,
-        answers: &[Answer],
-        format: PredictionFormat,
-        out: &mut dyn io::Write,
-    ) -> io::Result<()>;
+    /// Writes a file with its predictions.
+    fn write(&self, predicted: &Predicted<'_, Self>, format: PredictionFormat, out: &mut dyn Write) -> io::Result<()>;
+}
+
+/// A file, its samples, and an answer for each of them.
+pub struct Predicted<'a, H: BertHead> {
+    file: &'a H::File,
+    samples: &'a H::Samples,
+    answers: &'a [Answer],
 }
 
 /// One forward pass: the model, its input, and the samples the input is made of.
 pub struct ForwardPass<'a, H: BertHead> {
-    model: &'a H::Model,
+    model: &'a BertClassifier,
     input: BertInput,
     batch: &'a Batch,
     samples: &'a H::Samples,
@@ -120,7 +118,7 @@ pub struct ForwardPass<'a, H: BertHead> {
 
 impl<'a, H: BertHead> ForwardPass<'a, H> {
     fn new(
-        model: &'a H::Model,
+        model: &'a BertClassifier,
         batch: &'a Batch,
         samples: &'a H::Samples,
         recompute: bool,
@@ -160,7 +158,7 @@ impl<H: BertHead> Task for FineTuning<H> {
     const PATH_KEYS: &'static [&'static str] = H::PATH_KEYS;
     const LOCAL_KEYS: &'static [&'static str] = &["recompute"];
     type Config = H::Config;
-    type Model = H::Model;
+    type Model = BertClassifier;
 
     fn open(config: &H::Config) -> Result<Self, TaskError> {
         let keys: SharedKeys<'_> = config.shared();
@@ -176,11 +174,11 @@ impl<H: BertHead> Task for FineTuning<H> {
         Ok(FineTuning { head, start, samples, hub, recompute: keys.recompute })
     }
 
-    fn model(&self, device: &Device) -> H::Model {
+    fn model(&self, device: &Device) -> BertClassifier {
         self.head.model(&self.start.model, device)
     }
 
-    fn forward(&self, model: &H::Model, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
+    fn forward(&self, model: &BertClassifier, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
         let split = if ctx.is_training() { Split::Train } else { Split::Valid };
         self.head.forward(&ForwardPass::new(model, batch, self.samples.of(split), self.recompute, ctx)?)
     }

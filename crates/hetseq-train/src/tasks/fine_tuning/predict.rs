@@ -8,11 +8,11 @@ use burn::tensor::Device;
 use hetseq_data::finetune::{LabelSet, LabelledSamples};
 use hetseq_data::tokenize::Tokenizer;
 use hetseq_data::{Batch, SampleLengths};
-use hetseq_models::bert::BertConfig;
+use hetseq_models::bert::{BertClassifier, BertConfig};
 
 use super::classifier_files::ClassifierFiles;
 use super::shared_keys::{FineTuningConfig, Pretrained};
-use super::{BertHead, ForwardPass};
+use super::{BertHead, ForwardPass, Predicted};
 use crate::inference::{PredictOptions, PredictionFormat};
 use crate::task::{Answer, FileInference, ForwardContext, HuggingFace, Inference, TaskError};
 use crate::tasks::bert::MODEL_CONFIG;
@@ -29,9 +29,9 @@ pub struct FineTuned<H: BertHead> {
 impl<H: BertHead> Inference for FineTuned<H> {
     const TASK: &'static str = H::TASK;
     const ARCHITECTURE: Option<&'static str> = Some(H::ARCHITECTURE.name());
-    type Model = H::Model;
+    type Model = BertClassifier;
 
-    fn model(&self, device: &Device) -> H::Model {
+    fn model(&self, device: &Device) -> BertClassifier {
         self.head.model(&self.model, device)
     }
 
@@ -39,7 +39,7 @@ impl<H: BertHead> Inference for FineTuned<H> {
         &self.hub
     }
 
-    fn predict(&self, model: &H::Model, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Answer>, TaskError> {
+    fn predict(&self, model: &BertClassifier, batch: &Batch, ctx: &ForwardContext) -> Result<Vec<Answer>, TaskError> {
         self.head.answers(&ForwardPass::new(model, batch, &self.samples, false, ctx)?)
     }
 }
@@ -76,7 +76,7 @@ impl<H: BertHead> FileInference for FineTuned<H> {
     }
 
     fn write(&self, answers: &[Answer], format: PredictionFormat, out: &mut dyn io::Write) -> io::Result<()> {
-        self.head.write(&self.file, &self.samples, answers, format, out)
+        self.head.write(&Predicted { file: &self.file, samples: &self.samples, answers }, format, out)
     }
 }
 

@@ -1,7 +1,7 @@
 //! `sequence-classification`: a class or a number for each text, or pair of texts, of a table (TSV,
 //! CSV, JSONL).
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::activation::softmax;
@@ -16,7 +16,7 @@ use hetseq_models::loss::cross_entropy_sum;
 
 use super::predict::sorted;
 use super::shared_keys::{FineTuningConfig, Pretrained, fine_tuning_config};
-use super::{BertHead, ForwardPass, unreadable};
+use super::{BertHead, ForwardPass, Predicted, unreadable};
 use crate::inference::PredictionFormat;
 use crate::task::{Answer, Metric, StepOutput, TaskError, Totals};
 
@@ -62,7 +62,6 @@ impl BertHead for SequenceHead {
     type Config = SequenceClassificationConfig;
     type File = SequenceFile;
     type Samples = SequenceSamples;
-    type Model = BertClassifier;
 
     fn read(config: &Self::Config, path: &Path, with_labels: bool) -> Result<SequenceFile, TaskError> {
         let SequenceClassificationConfig { text, second_text, label, format, header, .. } = config.clone();
@@ -168,14 +167,8 @@ impl BertHead for SequenceHead {
     }
 
     /// A line per sample: the class and its probability, or the number.
-    fn write(
-        &self,
-        file: &SequenceFile,
-        _samples: &SequenceSamples,
-        answers: &[Answer],
-        format: PredictionFormat,
-        out: &mut dyn io::Write,
-    ) -> io::Result<()> {
+    fn write(&self, predicted: &Predicted<'_, Self>, format: PredictionFormat, out: &mut dyn Write) -> io::Result<()> {
+        let Predicted { file, answers, .. } = predicted;
         let is_text = format == PredictionFormat::Text;
         if is_text {
             writeln!(out, "{}", if self.classes.is_some() { "label\tprobability" } else { "prediction" })?;

@@ -1,7 +1,7 @@
 //! `token-classification`: a label for each word of CoNLL files, such as named entities. Scores
 //! entities as seqeval does.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::activation::softmax;
@@ -15,7 +15,7 @@ use hetseq_models::loss::cross_entropy_sum;
 
 use super::predicted_words::PredictedWords;
 use super::shared_keys::{FineTuningConfig, Pretrained, fine_tuning_config};
-use super::{BertHead, ForwardPass, unreadable};
+use super::{BertHead, ForwardPass, Predicted, unreadable};
 use crate::inference::PredictionFormat;
 use crate::task::{Answer, Metric, StepOutput, TaskError, Totals};
 
@@ -63,7 +63,6 @@ impl BertHead for TokenHead {
     type Config = TokenClassificationConfig;
     type File = ConllFile;
     type Samples = TokenSamples;
-    type Model = BertClassifier;
 
     fn read(config: &Self::Config, path: &Path, with_labels: bool) -> Result<ConllFile, TaskError> {
         let TokenClassificationConfig { token_column, label_column, .. } = *config;
@@ -154,15 +153,8 @@ impl BertHead for TokenHead {
         Ok(first_positions(pass.samples, &pass.ctx.samples).into_iter().map(of_sample).collect())
     }
 
-    fn write(
-        &self,
-        file: &ConllFile,
-        samples: &TokenSamples,
-        answers: &[Answer],
-        format: PredictionFormat,
-        out: &mut dyn io::Write,
-    ) -> io::Result<()> {
-        let words = PredictedWords::new(file, samples, answers, 1);
+    fn write(&self, predicted: &Predicted<'_, Self>, format: PredictionFormat, out: &mut dyn Write) -> io::Result<()> {
+        let words = PredictedWords::new(predicted.file, predicted.samples, predicted.answers, 1);
         words.write(format, &[["labels", "probabilities"]], out)
     }
 }
