@@ -19,10 +19,11 @@ const ARCHIVE: &str = "before-";
 pub(crate) fn archive_run(dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>, TrainError> {
     let doing = || format!("moving an earlier run in {} to an archive directory", dir.display());
     let moving = match after {
-        None => files_of_run(dir).map_err(TrainError::io(doing()))?,
+        None if is_run(dir)? => files_of_run(dir).map_err(TrainError::io(doing()))?,
+        None => Vec::new(),
         Some(after) => {
             let checkpoints = Checkpoints::at(dir);
-            checkpoints.steps().into_iter().filter(|&step| step > after).map(|step| checkpoints.path(step)).collect()
+            checkpoints.steps()?.into_iter().filter(|&step| step > after).map(|step| checkpoints.path(step)).collect()
         }
     };
     if moving.is_empty() {
@@ -46,7 +47,11 @@ pub(crate) fn archive_run(dir: &Path, after: Option<u64>) -> Result<Option<PathB
     Ok(Some(archive))
 }
 
-/// The files of a run in `dir`; none if it has neither checkpoints nor metrics.
+/// Whether `dir` holds a run: checkpoints or metrics.
+fn is_run(dir: &Path) -> Result<bool, TrainError> {
+    Ok(dir.join(JOURNAL).exists() || !Checkpoints::at(dir).steps()?.is_empty())
+}
+
 fn files_of_run(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -57,6 +62,5 @@ fn files_of_run(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
             paths.push(entry.path());
         }
     }
-    let is_run = !Checkpoints::at(dir).steps().is_empty() || dir.join(JOURNAL).exists();
-    Ok(if is_run { paths } else { Vec::new() })
+    Ok(paths)
 }

@@ -81,9 +81,15 @@ impl Checkpointing {
         &self.store
     }
 
-    /// Starts to save on this rank, which leads from now on. What is not on its disk is not saved.
-    pub(super) fn take_over(&mut self, writer: Option<CheckpointWriter>, lock: Option<RunLock>, state: &mut State) {
-        let steps = self.store.steps();
+    /// Starts to save on this rank, which leads from now on. Its disk holds the checkpoints `steps`.
+    /// What is not on its disk is not saved.
+    pub(super) fn take_over(
+        &mut self,
+        writer: Option<CheckpointWriter>,
+        lock: Option<RunLock>,
+        steps: &[u64],
+        state: &mut State,
+    ) {
         (self.writer, self.lock) = (writer, lock);
         self.last_saved = steps.last().copied();
         self.bests.retain(|best| steps.contains(&best.update));
@@ -317,7 +323,7 @@ impl Checkpointing {
         match self.last_saved {
             None => "the start (there is no checkpoint yet)".to_owned(),
             Some(update) if self.writer.is_some() => {
-                let newest = self.store.newest();
+                let newest = self.store.newest().ok().flatten();
                 newest.map_or_else(|| at_update(update), |path| path.display().to_string())
             }
             Some(update) => format!("rank 0's checkpoint after {}", at_update(update)),

@@ -50,10 +50,10 @@ pub(super) fn find_start_point(
     options: &RunOptions,
 ) -> Result<StartPoint, TrainError> {
     let paths = match &options.resume {
-        Resume::Auto => checkpoints.newest_first(),
+        Resume::Auto => checkpoints.newest_first()?,
         Resume::Never => Vec::new(),
         // A run directory means its newest checkpoint.
-        Resume::From(path) => match Checkpoints::at(path).newest_first() {
+        Resume::From(path) => match Checkpoints::at(path).newest_first()? {
             paths if paths.is_empty() => {
                 check_exists(path, STATE, checkpoints)?;
                 vec![path.clone()]
@@ -87,7 +87,8 @@ pub(super) fn find_start_point(
     let updates = restored.state.cursor.updates;
     let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
     // A best checkpoint that will not be in this directory cannot be the best of this run.
-    let stays = |update| is_own && update <= updates && checkpoints.steps().contains(&update);
+    let steps = checkpoints.steps()?;
+    let stays = |update| is_own && update <= updates && steps.contains(&update);
     restored.state.best.take_if(|best| !stays(best.update));
     restored.state.record.take_if(|_| !is_own);
     let damaged_best = drop_damaged_best(checkpoints, &mut restored.state);
@@ -171,7 +172,7 @@ pub(super) fn prepare_run_dir(
     world: usize,
 ) -> Result<(), TrainError> {
     checkpoints.prepare()?;
-    let links = [("last", checkpoints.steps().last().copied()), ("best", best)];
+    let links = [("last", checkpoints.steps()?.last().copied()), ("best", best)];
     for remark in links.iter().filter_map(|(name, step)| checkpoints.set_link(name, (*step)?)) {
         tracing::warn!("{remark}");
     }
@@ -223,7 +224,7 @@ mod tests {
         }
         archive_old_files(dir.path(), &checkpoints, &Archive::After(500), None).unwrap();
         prepare_run_dir(dir.path(), &checkpoints, Some(300), "", 1).unwrap();
-        assert_eq!(checkpoints.steps(), [300, 500]);
+        assert_eq!(checkpoints.steps().unwrap(), [300, 500]);
         assert_eq!(fs::read_link(checkpoints.dir().join("last")).unwrap(), Path::new("step-500"));
         assert!(checkpoints.best().unwrap().ends_with("step-300"));
         assert!(dir.path().join("before-1/checkpoints/step-800").exists());
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!((damaged, &state.best), (Some(300), &None));
         archive_old_files(dir.path(), &checkpoints, &Archive::After(500), damaged).unwrap();
         prepare_run_dir(dir.path(), &checkpoints, None, "", 1).unwrap();
-        assert_eq!((checkpoints.steps(), checkpoints.best()), (vec![500], None));
+        assert_eq!((checkpoints.steps().unwrap(), checkpoints.best()), (vec![500], None));
         assert!(checkpoints.dir().join("damaged-step-300").is_dir());
     }
 }
