@@ -150,6 +150,9 @@ impl Checkpointing {
         self.wait_for_previous(&mut learner.state, observer)?;
         self.compare_replicas(learner, session)?;
         self.restore_run_dir(session.group.world(), observer)?;
+        // All ranks are here, so this boundary is not repeated. The validation must be in the journal
+        // before the writer flushes it: a resume from this checkpoint does not validate again.
+        observer.release_held();
         let Some(writer) = &mut self.writer else { return Ok(()) };
         if writer.saved() == Some(updates) {
             return Ok(());
