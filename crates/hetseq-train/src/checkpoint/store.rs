@@ -317,7 +317,7 @@ fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let mut names = vec![WEIGHTS, "config.toml", SLOTS, STATE];
     names.extend(snapshot.constants.files.iter().map(|(name, _)| name.as_str()));
     let manifest = CheckpointManifest::of(snapshot, dir, &names)?;
-    fs::write(dir.join(manifest::FILE), serde_json::to_vec_pretty(&manifest)?)?;
+    fs::write(dir.join(manifest::FILE), manifest.to_json()?)?;
     for name in names.into_iter().chain([manifest::FILE]) {
         fs::File::open(dir.join(name))?.sync_all()?;
     }

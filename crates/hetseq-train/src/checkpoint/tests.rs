@@ -233,6 +233,27 @@ fn every_flipped_bit_is_found() {
 }
 
 #[test]
+fn every_flipped_bit_of_a_manifest_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(one_checkpoint(dir.path(), false).join(FILES[5])).unwrap();
+    assert!(CheckpointManifest::from_json(&whole).is_ok());
+    for bit in 0..8 * whole.len() {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(CheckpointManifest::from_json(&bytes).is_err(), "{}", String::from_utf8_lossy(&bytes));
+    }
+}
+
+#[test]
+fn a_manifest_without_a_hash_is_one_of_an_older_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = one_checkpoint(dir.path(), false);
+    let manifest = load(&path, &layout()).unwrap().manifest.unwrap();
+    fs::write(path.join(FILES[5]), serde_json::to_vec_pretty(&manifest).unwrap()).unwrap();
+    assert_eq!(load(&path, &layout()).unwrap().manifest, Some(manifest));
+}
+
+#[test]
 fn truncated_missing_or_foreign_files_are_found() {
     for old in [false, true] {
         let dir = tempfile::tempdir().unwrap();
