@@ -149,7 +149,7 @@ pub(crate) fn check_exists(path: &Path, file: &str, checkpoints: &Checkpoints) -
         return Ok(());
     }
     let known: Vec<String> =
-        checkpoints.steps().iter().map(|&step| checkpoints.path(step).display().to_string()).collect();
+        checkpoints.steps()?.iter().map(|&step| checkpoints.path(step).display().to_string()).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     Err(TrainError::Config(format!("there is no checkpoint at {}; this run has: {known}", path.display())))
 }

@@ -23,7 +23,7 @@ pub struct Averaged {
 /// Returns the newest `count` checkpoints of a run that have an intact model, oldest first.
 pub fn last(run: &Path, count: usize) -> Result<Vec<PathBuf>, TrainError> {
     let checkpoints = Checkpoints::at(run);
-    let paths = checkpoints.newest_first();
+    let paths = checkpoints.newest_first()?;
     if paths.is_empty() {
         let text = format!("there is no checkpoint in {}: with --last, pass a run directory", run.display());
         return Err(TrainError::Config(text));
@@ -104,12 +104,13 @@ fn newest(checkpoints: &[PathBuf]) -> Result<PathBuf, TrainError> {
 fn no_checkpoint(path: &Path) -> String {
     let there = path.display();
     match Checkpoints::at(path).newest() {
-        Some(newest) => format!(
+        Err(error) => error.to_string(),
+        Ok(Some(newest)) => format!(
             "{there} is a run: add --last N to average its newest checkpoints, or list them, such as {}",
             newest.display()
         ),
-        None if path.exists() => format!("there is no {WEIGHTS} in {there}, so it is not a checkpoint"),
-        None => format!("there is no checkpoint {there}"),
+        Ok(None) if path.exists() => format!("there is no {WEIGHTS} in {there}, so it is not a checkpoint"),
+        Ok(None) => format!("there is no checkpoint {there}"),
     }
 }
 

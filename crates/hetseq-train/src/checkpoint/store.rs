@@ -7,7 +7,7 @@
 //! other ranks receive the data over the network. `writer.rs` runs saves in the background;
 //! `verify.rs` compares a checkpoint with its manifest before it is used.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -93,22 +93,35 @@ impl Checkpoints {
         fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone())
     }
 
-    /// The updates of all existing checkpoints, oldest first.
-    pub(crate) fn steps(&self) -> Vec<u64> {
-        let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
-        let mut steps: Vec<u64> = entries.filter_map(|entry| step_of(entry.ok()?.file_name().to_str()?)).collect();
+    /// The updates of all existing checkpoints, oldest first. None if there is no directory. One
+    /// that cannot be listed is an error: a run that takes it for empty would start over.
+    pub(crate) fn steps(&self) -> Result<Vec<u64>, TrainError> {
+        self.list().map_err(TrainError::io("listing the checkpoints (check the disk or the network file system)"))
+    }
+
+    fn list(&self) -> io::Result<Vec<u64>> {
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(Vec::new());
+            }
+            entries => entries?,
+        };
+        let mut steps = Vec::new();
+        for entry in entries {
+            steps.extend(entry?.file_name().to_str().and_then(step_of));
+        }
         steps.sort_unstable();
-        steps
+        Ok(steps)
     }
 
     /// The newest checkpoint, whether or not it is intact.
-    pub fn newest(&self) -> Option<PathBuf> {
-        self.steps().last().map(|&step| self.path(step))
+    pub fn newest(&self) -> Result<Option<PathBuf>, TrainError> {
+        Ok(self.steps()?.last().map(|&step| self.path(step)))
     }
 
     /// All checkpoints, newest first, whether or not they are intact.
-    pub(crate) fn newest_first(&self) -> Vec<PathBuf> {
-        self.steps().into_iter().rev().map(|step| self.path(step)).collect()
+    pub(crate) fn newest_first(&self) -> Result<Vec<PathBuf>, TrainError> {
+        Ok(self.steps()?.into_iter().rev().map(|step| self.path(step)).collect())
     }
 
     /// The best checkpoint by the configured metric.
@@ -121,7 +134,7 @@ impl Checkpoints {
     pub(crate) fn choose(&self) -> Result<Option<PathBuf>, TrainError> {
         let best = self.best();
         let is_other = |path: &PathBuf| fs::canonicalize(path).ok() != best;
-        let others: Vec<PathBuf> = self.newest_first().into_iter().filter(is_other).collect();
+        let others: Vec<PathBuf> = self.newest_first()?.into_iter().filter(is_other).collect();
         let paths: Vec<PathBuf> = best.into_iter().chain(others).collect();
         let found = first_intact(&paths, |path| verify(path, CheckpointPart::Model))?;
         Ok(found.map(|(path, _)| path))
@@ -152,7 +165,8 @@ impl Checkpoints {
             warnings.push(format!("{} was missing and has been created again", self.dir.display()));
         }
         let mut written = self.write(snapshot);
-        let steps = self.steps();
+        // If they cannot be listed, there are none to remove.
+        let steps = self.list().unwrap_or_default();
         let mut expendable = retention::expendable(&steps, &self.protected(snapshot)).into_iter();
         let mut removed = 0;
         while written.as_ref().is_err_and(save_error::is_disk_full)
@@ -171,7 +185,14 @@ impl Checkpoints {
         }
         let path = self.path(snapshot.update());
         written.map_err(|reason| SaveError::new(&path, reason, snapshot.size_bytes()))?;
-        if self.steps().last() != Some(&snapshot.update()) {
+        let steps = match self.list() {
+            Ok(steps) => steps,
+            Err(error) => {
+                warnings.push(format!("did not update the links last and best or remove old checkpoints: {error}"));
+                return Ok(Saved { path, warnings });
+            }
+        };
+        if steps.last() != Some(&snapshot.update()) {
             // The ranks that continue without this process have saved later checkpoints. Links and
             // old checkpoints are theirs.
             return Ok(Saved { path, warnings });
@@ -180,7 +201,7 @@ impl Checkpoints {
         if snapshot.is_best() {
             warnings.extend(self.set_link("best", snapshot.update()));
         }
-        warnings.extend(self.remove_old(&retention::expired(&self.steps(), keep, &self.protected(snapshot))));
+        warnings.extend(self.remove_old(&retention::expired(&steps, keep, &self.protected(snapshot))));
         Ok(Saved { path, warnings })
     }
 
@@ -296,7 +317,7 @@ fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let mut names = vec![WEIGHTS, "config.toml", SLOTS, STATE];
     names.extend(snapshot.constants.files.iter().map(|(name, _)| name.as_str()));
     let manifest = CheckpointManifest::of(snapshot, dir, &names)?;
-    fs::write(dir.join(manifest::FILE), serde_json::to_vec_pretty(&manifest)?)?;
+    fs::write(dir.join(manifest::FILE), manifest.to_json()?)?;
     for name in names.into_iter().chain([manifest::FILE]) {
         fs::File::open(dir.join(name))?.sync_all()?;
     }

@@ -67,7 +67,7 @@ fn a_saved_checkpoint_loads_unchanged() {
     // The same permissions as any other file of the user.
     let mode = |name: &str| fs::metadata(path.join(name)).unwrap().permissions();
     assert_eq!(mode("model.safetensors"), mode("config.toml"));
-    assert_eq!(checkpoints.newest(), Some(path.clone()));
+    assert_eq!(checkpoints.newest().unwrap(), Some(path.clone()));
     assert_eq!(checkpoints.best(), Some(fs::canonicalize(path).unwrap()));
 }
 
@@ -79,14 +79,14 @@ fn pruning_keeps_the_newest_and_the_best() {
     for update in [5, 10, 15, 20] {
         checkpoints.save(&snapshot(update, Some(5), 1.0), 2).unwrap();
     }
-    assert_eq!(checkpoints.steps(), [5, 15, 20]);
+    assert_eq!(checkpoints.steps().unwrap(), [5, 15, 20]);
     checkpoints.save(&snapshot(25, Some(25), 1.0), 2).unwrap();
-    assert_eq!(checkpoints.steps(), [20, 25]);
+    assert_eq!(checkpoints.steps().unwrap(), [20, 25]);
     // The best after update 30 was never written: the target of the `best` link stays.
     for update in [35, 40, 45] {
         checkpoints.save(&snapshot(update, Some(30), 1.0), 2).unwrap();
     }
-    assert_eq!(checkpoints.steps(), [25, 40, 45]);
+    assert_eq!(checkpoints.steps().unwrap(), [25, 40, 45]);
 }
 
 #[test]
@@ -107,6 +107,16 @@ fn a_failed_save_keeps_the_others_and_leaves_no_partial_files() {
     fs::remove_file(checkpoints.dir.join(".tmp-expired-10")).unwrap();
     save(&checkpoints, 10, None, 2.0);
     assert_eq!(fs::read_link(checkpoints.dir.join("last")).unwrap(), Path::new("step-10"));
+}
+
+#[test]
+fn a_directory_that_cannot_be_listed_is_not_an_empty_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::at(dir.path());
+    assert_eq!(checkpoints.steps().unwrap(), [] as [u64; 0]);
+    fs_err::os::unix::fs::symlink("checkpoints", &checkpoints.dir).unwrap();
+    let error = checkpoints.newest_first().unwrap_err().to_string();
+    assert!(error.starts_with("listing the checkpoints (") && error.contains("symbolic links"), "{error}");
 }
 
 #[test]
@@ -131,7 +141,7 @@ fn an_old_checkpoint_that_cannot_be_removed_is_a_warning() {
     fs::write(checkpoints.dir.join(".tmp-expired-5"), "").unwrap();
     let saved = checkpoints.save(&snapshot(10, None, 2.0), 1).unwrap();
     assert!(saved.warnings[0].contains("step-5 could not be removed"), "{:?}", saved.warnings);
-    assert_eq!(checkpoints.newest(), Some(saved.path));
+    assert_eq!(checkpoints.newest().unwrap(), Some(saved.path));
 }
 
 #[test]
@@ -152,7 +162,7 @@ fn partial_checkpoints_of_a_killed_process_are_removed() {
     checkpoints.prepare().unwrap();
     let half = dir.path().join("checkpoints/.tmp-step-9");
     fs::create_dir_all(half.join("trainer")).unwrap();
-    assert_eq!(checkpoints.newest(), None);
+    assert_eq!(checkpoints.newest().unwrap(), None);
     checkpoints.prepare().unwrap();
     assert!(!half.exists());
 }
@@ -223,6 +233,27 @@ fn every_flipped_bit_is_found() {
 }
 
 #[test]
+fn every_flipped_bit_of_a_manifest_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(one_checkpoint(dir.path(), false).join(FILES[5])).unwrap();
+    assert!(CheckpointManifest::from_json(&whole).is_ok());
+    for bit in 0..8 * whole.len() {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(CheckpointManifest::from_json(&bytes).is_err(), "{}", String::from_utf8_lossy(&bytes));
+    }
+}
+
+#[test]
+fn a_manifest_without_a_hash_is_one_of_an_older_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = one_checkpoint(dir.path(), false);
+    let manifest = load(&path, &layout()).unwrap().manifest.unwrap();
+    fs::write(path.join(FILES[5]), serde_json::to_vec_pretty(&manifest).unwrap()).unwrap();
+    assert_eq!(load(&path, &layout()).unwrap().manifest, Some(manifest));
+}
+
+#[test]
 fn truncated_missing_or_foreign_files_are_found() {
     for old in [false, true] {
         let dir = tempfile::tempdir().unwrap();
@@ -279,7 +310,7 @@ fn the_first_intact_checkpoint_of_a_run_is_used() {
     assert_eq!(chosen().unwrap(), "step-4");
     break_it(4);
     assert_eq!(chosen().unwrap(), "step-6");
-    let newest = || first_intact(&checkpoints.newest_first(), |path| load(path, &layout()));
+    let newest = || first_intact(&checkpoints.newest_first().unwrap(), |path| load(path, &layout()));
     break_it(6);
     assert!(newest().unwrap().unwrap().0.ends_with("step-2"));
     // A checkpoint that the user names must be intact.
@@ -310,7 +341,7 @@ fn a_damaged_checkpoint_is_kept_under_another_name() {
         save(&checkpoints, 5, None, 1.0);
         assert!(checkpoints.rename_damaged(5).unwrap().ends_with(name));
     }
-    assert_eq!(checkpoints.steps(), [] as [u64; 0]);
+    assert_eq!(checkpoints.steps().unwrap(), [] as [u64; 0]);
     checkpoints.prepare().unwrap();
     assert!(checkpoints.dir.join("damaged-step-5/model.safetensors").is_file());
 }

@@ -119,8 +119,8 @@ fn read_manifest(dir: &Path) -> Result<Option<CheckpointManifest>, TrainError> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(error) => return Err(unreadable(dir, manifest::FILE, error)),
     };
-    let manifest: CheckpointManifest = serde_json::from_slice(&bytes)
-        .map_err(|error| damaged(dir, format!("{} cannot be read: {error}", manifest::FILE)))?;
+    let manifest =
+        CheckpointManifest::from_json(&bytes).map_err(|reason| damaged(dir, format!("{} {reason}", manifest::FILE)))?;
     if manifest.format != manifest::FORMAT {
         let reason = format!(
             "its manifest has format {}, this program reads format {}: use a newer version",

@@ -81,9 +81,15 @@ impl Checkpointing {
         &self.store
     }
 
-    /// Starts to save on this rank, which leads from now on. What is not on its disk is not saved.
-    pub(super) fn take_over(&mut self, writer: Option<CheckpointWriter>, lock: Option<RunLock>, state: &mut State) {
-        let steps = self.store.steps();
+    /// Starts to save on this rank, which leads from now on. Its disk holds the checkpoints `steps`.
+    /// What is not on its disk is not saved.
+    pub(super) fn take_over(
+        &mut self,
+        writer: Option<CheckpointWriter>,
+        lock: Option<RunLock>,
+        steps: &[u64],
+        state: &mut State,
+    ) {
         (self.writer, self.lock) = (writer, lock);
         self.last_saved = steps.last().copied();
         self.bests.retain(|best| steps.contains(&best.update));
@@ -144,6 +150,9 @@ impl Checkpointing {
         self.wait_for_previous(&mut learner.state, observer)?;
         self.compare_replicas(learner, session)?;
         self.restore_run_dir(session.group.world(), observer)?;
+        // All ranks are here, so this boundary is not repeated. The validation must be in the journal
+        // before the writer flushes it: a resume from this checkpoint does not validate again.
+        observer.release_held();
         let Some(writer) = &mut self.writer else { return Ok(()) };
         if writer.saved() == Some(updates) {
             return Ok(());
@@ -317,7 +326,7 @@ impl Checkpointing {
         match self.last_saved {
             None => "the start (there is no checkpoint yet)".to_owned(),
             Some(update) if self.writer.is_some() => {
-                let newest = self.store.newest();
+                let newest = self.store.newest().ok().flatten();
                 newest.map_or_else(|| at_update(update), |path| path.display().to_string())
             }
             Some(update) => format!("rank 0's checkpoint after {}", at_update(update)),

@@ -26,9 +26,10 @@ impl Trainer {
         write_run_files(&dir, &self.session.task.config, self.session.group.world())?;
         let written = self.observer.events.take_over(&self.config, &dir, updates, self.boundary.is_some())?;
         let store = self.checkpointing.store().clone();
-        let saved = store.steps().last().copied();
+        let steps = store.steps()?;
+        let saved = steps.last().copied();
         let writer = start_writer(&self.observer.events, &store, self.config.checkpoint.keep, &dir, saved)?;
-        self.checkpointing.take_over(writer, RunLock::try_take(&dir), &mut self.learner.state);
+        self.checkpointing.take_over(writer, RunLock::try_take(&dir), &steps, &mut self.learner.state);
         let host = self.session.group.host(0).to_owned();
         self.observer.emit_unwritten(&written);
         self.observer.events.emit(&Event::Lead { update: updates, host, total_updates: self.learner.total_updates() });

@@ -50,10 +50,10 @@ pub(super) fn find_start_point(
     options: &RunOptions,
 ) -> Result<StartPoint, TrainError> {
     let paths = match &options.resume {
-        Resume::Auto => checkpoints.newest_first(),
+        Resume::Auto => checkpoints.newest_first()?,
         Resume::Never => Vec::new(),
         // A run directory means its newest checkpoint.
-        Resume::From(path) => match Checkpoints::at(path).newest_first() {
+        Resume::From(path) => match Checkpoints::at(path).newest_first()? {
             paths if paths.is_empty() => {
                 check_exists(path, STATE, checkpoints)?;
                 vec![path.clone()]
@@ -87,10 +87,11 @@ pub(super) fn find_start_point(
     let updates = restored.state.cursor.updates;
     let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
     // A best checkpoint that will not be in this directory cannot be the best of this run.
-    let stays = |update| is_own && update <= updates && checkpoints.steps().contains(&update);
+    let steps = checkpoints.steps()?;
+    let stays = |update| is_own && update <= updates && steps.contains(&update);
     restored.state.best.take_if(|best| !stays(best.update));
     restored.state.record.take_if(|_| !is_own);
-    let damaged_best = drop_damaged_best(checkpoints, &mut restored.state);
+    let damaged_best = drop_damaged_best(checkpoints, &mut restored.state)?;
     tracing::info!("resuming from {}", path.display());
     let archive = if is_own { Archive::After(updates) } else { Archive::All };
     Ok(StartPoint { restored, path: Some(path), archive, damaged_best })
@@ -122,17 +123,21 @@ fn check_optimizer_state(
 }
 
 /// Forgets the best checkpoint if it is damaged: the next validation is the best. Returns its
-/// update.
-fn drop_damaged_best(checkpoints: &Checkpoints, state: &mut State) -> Option<u64> {
-    let update = state.best.as_ref()?.update;
+/// update. One that fails to read may be intact, and would be removed later: that is an error.
+fn drop_damaged_best(checkpoints: &Checkpoints, state: &mut State) -> Result<Option<u64>, TrainError> {
+    let Some(update) = state.best.as_ref().map(|best| best.update) else { return Ok(None) };
     // It was just loaded, so it is intact.
     if update == state.cursor.updates {
-        return None;
+        return Ok(None);
     }
-    let error = verify(&checkpoints.path(update), CheckpointPart::Model).err()?;
+    let error = match verify(&checkpoints.path(update), CheckpointPart::Model) {
+        Ok(_) => return Ok(None),
+        Err(error @ TrainError::Io { .. }) => return Err(error),
+        Err(error) => error,
+    };
     tracing::warn!("the best checkpoint cannot be used, the next validation sets a new one: {error}");
     state.best = None;
-    matches!(error, TrainError::Damaged { .. }).then_some(update)
+    Ok(matches!(error, TrainError::Damaged { .. }).then_some(update))
 }
 
 /// Moves files that do not belong to the new run out of its way.
@@ -171,7 +176,7 @@ pub(super) fn prepare_run_dir(
     world: usize,
 ) -> Result<(), TrainError> {
     checkpoints.prepare()?;
-    let links = [("last", checkpoints.steps().last().copied()), ("best", best)];
+    let links = [("last", checkpoints.steps()?.last().copied()), ("best", best)];
     for remark in links.iter().filter_map(|(name, step)| checkpoints.set_link(name, (*step)?)) {
         tracing::warn!("{remark}");
     }
@@ -223,7 +228,7 @@ mod tests {
         }
         archive_old_files(dir.path(), &checkpoints, &Archive::After(500), None).unwrap();
         prepare_run_dir(dir.path(), &checkpoints, Some(300), "", 1).unwrap();
-        assert_eq!(checkpoints.steps(), [300, 500]);
+        assert_eq!(checkpoints.steps().unwrap(), [300, 500]);
         assert_eq!(fs::read_link(checkpoints.dir().join("last")).unwrap(), Path::new("step-500"));
         assert!(checkpoints.best().unwrap().ends_with("step-300"));
         assert!(dir.path().join("before-1/checkpoints/step-800").exists());
@@ -238,13 +243,20 @@ mod tests {
             checkpoints.save(&snapshot(update, Some(300), 1.0), 10).unwrap();
         }
         let mut state = snapshot(500, Some(300), 1.0).state;
-        assert_eq!((drop_damaged_best(&checkpoints, &mut state), state.best.is_some()), (None, true));
-        fs::write(checkpoints.path(300).join("model.safetensors"), "").unwrap();
-        let damaged = drop_damaged_best(&checkpoints, &mut state);
+        assert_eq!((drop_damaged_best(&checkpoints, &mut state).unwrap(), state.best.is_some()), (None, true));
+        let weights = checkpoints.path(300).join("model.safetensors");
+        fs::remove_file(&weights).unwrap();
+        // Fails to read.
+        fs_err::os::unix::fs::symlink("model.safetensors", &weights).unwrap();
+        let error = drop_damaged_best(&checkpoints, &mut state).unwrap_err();
+        assert!(matches!(error, TrainError::Io { .. }) && state.best.is_some(), "{error}");
+        fs::remove_file(&weights).unwrap();
+        fs::write(&weights, "").unwrap();
+        let damaged = drop_damaged_best(&checkpoints, &mut state).unwrap();
         assert_eq!((damaged, &state.best), (Some(300), &None));
         archive_old_files(dir.path(), &checkpoints, &Archive::After(500), damaged).unwrap();
         prepare_run_dir(dir.path(), &checkpoints, None, "", 1).unwrap();
-        assert_eq!((checkpoints.steps(), checkpoints.best()), (vec![500], None));
+        assert_eq!((checkpoints.steps().unwrap(), checkpoints.best()), (vec![500], None));
         assert!(checkpoints.dir().join("damaged-step-300").is_dir());
     }
 }

@@ -58,10 +58,14 @@ impl JsonLines {
         }
         let end = self.file.metadata()?.len();
         let written = self.file.write_all(&line);
-        self.torn = match &written {
-            Ok(()) => false,
-            Err(_) => self.file.set_len(end).is_err(),
-        };
+        match &written {
+            Ok(()) => self.torn = false,
+            // Also if nothing of this line was written, an earlier one may be incomplete.
+            Err(_) => {
+                self.torn |=
+                    self.file.set_len(end).is_err() && self.file.metadata().map_or(true, |now| now.len() > end);
+            }
+        }
         written
     }
 
@@ -173,7 +177,9 @@ mod tests {
         let mut full =
             JsonLines { path: "/dev/full".into(), file: append(Path::new("/dev/full")).unwrap(), torn: false };
         assert_eq!(full.write(&update(1)).unwrap_err().kind(), std::io::ErrorKind::StorageFull);
-        assert!(full.torn);
+        assert!(!full.torn, "nothing was written");
+        full.torn = true;
+        assert!(full.write(&update(1)).is_err() && full.torn, "an earlier line is incomplete");
 
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/metrics.jsonl");
