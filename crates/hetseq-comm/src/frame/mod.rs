@@ -291,11 +291,11 @@ impl Partial {
         let length = header.length as usize;
         while self.filled < length {
             // Grows as bytes arrive: a header alone must not make us allocate the length it claims.
-            let next = length.min(self.filled + CHUNK_BYTES);
-            if self.payload.len() < next {
-                self.payload.resize(next, 0);
+            if self.filled == self.payload.len() {
+                self.payload.resize(length.min(self.filled + CHUNK_BYTES), 0);
             }
-            match read_some(from, &mut self.payload[self.filled..next]) {
+            let until = length.min(self.payload.len());
+            match read_some(from, &mut self.payload[self.filled..until]) {
                 Ok(0) => return Err(ReadError::Cut),
                 Ok(count) => self.filled += count,
                 Err(error) => {
