@@ -210,4 +210,6 @@ fn await_writable(links: &[SharedLink], signal: &Signal, limit: Duration) {
 #[cfg(test)]
 mod all_reduce_tests;
 #[cfg(test)]
+mod fuzz_links;
+#[cfg(test)]
 mod tests;
