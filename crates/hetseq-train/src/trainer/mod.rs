@@ -19,6 +19,7 @@ mod learner;
 pub(crate) mod loss_scale;
 pub(crate) mod losses;
 pub(crate) mod messages;
+mod newer_checkpoint;
 mod observer;
 mod pipeline;
 mod rank_contribution;

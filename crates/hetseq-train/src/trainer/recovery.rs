@@ -269,10 +269,7 @@ impl Trainer {
             0 => "There is nothing to save yet".to_owned(),
             updates => match self.checkpointing.save_alone(&mut self.learner) {
                 Ok(path) => {
-                    format!(
-                        "Saved {}: the same command resumes from there if this is rank 0's run directory",
-                        path.display()
-                    )
+                    format!("Saved {}: the same command on the same machines resumes from there", path.display())
                 }
                 Err(error) => format!("The state after {} could not be saved: {error}", at_update(updates)),
             },
