@@ -12,6 +12,8 @@ mod checkpointing;
 mod early_stop;
 pub(crate) mod evaluate;
 mod exchange;
+#[cfg(test)]
+mod fuzz_header;
 pub(crate) mod header;
 mod in_progress;
 mod lead;
