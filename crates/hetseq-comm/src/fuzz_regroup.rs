@@ -1,8 +1,7 @@
-//! Bounded fuzzing of the messages about the next generation: into the machine, and into a rank
-//! whose peers send arbitrary frames before, in and after its collectives. Deterministic inputs, a
-//! few seconds in total, and part of every test run.
+//! Fuzzing of the messages about the next generation: into the machine, and into a rank whose peers
+//! send arbitrary frames before, in and after its collectives. `hetseq-fuzz` sets seed and time.
 //!
-//! Nothing may panic, and no call may take longer than its deadlines. Which ranks continue does not
+//! Nothing may panic or allocate without bounds, and no call may take longer than its deadlines. Which ranks continue does not
 //! matter here: ranks are trusted to follow the protocol, not to be free of bugs.
 
 use std::io::Write;
@@ -10,15 +9,20 @@ use std::os::unix::net::UnixStream;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
+use hetseq_fuzz::{Rng, bounded, damage, fuzz};
+
 use crate::buffers::Payload;
 use crate::error::CommError;
-use crate::frame::{Frame, FrameKind};
-use crate::fuzz_frames::{Rng, damage};
+use crate::frame::{CHUNK_BYTES, Frame, FrameKind};
 use crate::reduce;
 use crate::regroup::{Accepted, Arbiter, Input, Output, RankSet, Regroup, RegroupMessage, RegroupSetup};
 use crate::regrouping::RegroupRules;
 use crate::regrouping::tests::{GENERATION, Peer, rank_and_peers};
 use crate::transport::LinkEnd;
+
+/// What a rank may allocate in one call: a chunk for each of its at most three peers, whose frames
+/// are small but may claim to be large.
+const MEMORY_LIMIT_BYTES: usize = 3 * CHUNK_BYTES + (256 << 10);
 
 fn rank_set(world: usize, rng: &mut Rng) -> RankSet {
     (0..world).filter(|_| rng.below(3) > 0).collect()
@@ -55,25 +59,27 @@ fn payload(world: usize, rng: &mut Rng) -> Vec<u8> {
 
 #[test]
 fn arbitrary_messages_do_not_break_the_machine() {
-    let mut rng = Rng::new(11);
-    for _ in 0..60_000 {
+    fuzz("regroup messages", |rng| {
         let world = 1 + rng.below(6);
         let arbiter = if rng.below(2) == 0 { Arbiter::Quorum } else { Arbiter::Directory };
         let setup = RegroupSetup { rank: rng.below(world), world, arbiter, min_workers: 1 + rng.below(2) };
-        let (mut machine, mut outputs) = Regroup::start(setup, &rank_set(world, &mut rng));
+        let (mut machine, mut outputs) = Regroup::start(setup, &rank_set(world, rng));
         for _ in 0..20 {
             let from = rng.below(world + 1);
             let input = match rng.below(10) {
                 0 => Input::LinkLost(from),
-                1 => Input::Arbitrated(Ok(rank_set(world + 1, &mut rng))),
-                _ => match postcard::from_bytes(&payload(world, &mut rng)) {
-                    Ok(message) => Input::Received { from, message },
-                    Err(_) => continue,
-                },
+                1 => Input::Arbitrated(Ok(rank_set(world + 1, rng))),
+                _ => {
+                    let payload = payload(world, rng);
+                    match bounded(64 * payload.len() + (4 << 10), || postcard::from_bytes(&payload)) {
+                        Ok(message) => Input::Received { from, message },
+                        Err(_) => continue,
+                    }
+                }
             };
             let waiting = machine.waiting_for().to_string();
             assert!(!waiting.is_empty());
-            outputs.extend(machine.step(input));
+            outputs.extend(bounded(16 << 10, || machine.step(input)));
         }
         let is_end = |output: &&Output| matches!(output, Output::Install { .. } | Output::Stop(_));
         assert!(outputs.iter().filter(is_end).count() <= 1);
@@ -84,7 +90,7 @@ fn arbitrary_messages_do_not_break_the_machine() {
                 Output::AskDirectory { .. } | Output::Stop(_) => {}
             }
         }
-    }
+    });
 }
 
 /// A frame that a correct peer would not send now.
@@ -140,16 +146,17 @@ fn train(rank: usize, world: usize, directory: Option<&std::path::Path>, rng: &m
         // Regrouping may keep all ranks, so bound the number of attempts.
         for _ in 0..6 {
             let start = Instant::now();
-            let result: Result<(), CommError> = match rng.below(2) {
-                0 => reduce::barrier(&mut mesh),
-                _ => reduce::all_gather_bytes(&mut mesh, &[1; 100]).map(drop),
-            };
+            let is_barrier = rng.below(2) == 0;
+            let result: Result<(), CommError> = bounded(MEMORY_LIMIT_BYTES, || match is_barrier {
+                true => reduce::barrier(&mut mesh),
+                false => reduce::all_gather_bytes(&mut mesh, &[1; 100]).map(drop),
+            });
             soon(start, "a collective");
             if result.is_ok() {
                 continue;
             }
             let start = Instant::now();
-            let regrouped = mesh.regroup(&rules);
+            let regrouped = bounded(MEMORY_LIMIT_BYTES, || mesh.regroup(&rules));
             soon(start, "a regroup");
             match regrouped {
                 Ok(regrouped) => assert!(mesh.world() == regrouped.survivors.len() && mesh.rank < mesh.world()),
@@ -168,17 +175,20 @@ fn train(rank: usize, world: usize, directory: Option<&std::path::Path>, rng: &m
 
 #[test]
 fn arbitrary_frames_do_not_hang_a_rank() {
+    // Ranks mostly wait, so several at once.
     scope(|scope| {
         for worker in 0..4 {
             scope.spawn(move || {
-                let mut rng = Rng::new(100 + worker);
-                for round in 0..120 {
+                fuzz(&format!("frames for a rank, part {worker}"), |rng| {
+                    // Each part has other inputs.
+                    (0..worker).for_each(|_| drop(rng.bytes(1)));
                     let world = 2 + rng.below(3);
                     let rank = rng.below(world);
                     // Only where the rank has a quorum alone: others wait before they ask.
-                    let dir = (round % 4 == 0 && (rank, world) == (0, 2)).then(|| tempfile::tempdir().unwrap());
-                    train(rank, world, dir.as_ref().map(tempfile::TempDir::path), &mut rng);
-                }
+                    let has_directory = rng.below(4) == 0 && (rank, world) == (0, 2);
+                    let dir = has_directory.then(|| tempfile::tempdir().unwrap());
+                    train(rank, world, dir.as_ref().map(tempfile::TempDir::path), rng);
+                });
             });
         }
     });

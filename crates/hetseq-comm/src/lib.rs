@@ -47,6 +47,8 @@ mod encryption;
 mod error;
 mod frame;
 #[cfg(test)]
+mod fuzz_files;
+#[cfg(test)]
 mod fuzz_frames;
 #[cfg(test)]
 mod fuzz_regroup;
@@ -86,3 +88,8 @@ pub use regrouping::{LostRank, RegroupRules, Regrouped};
 pub use secret::Secret;
 pub use shards::Shards;
 pub use signal::Waker;
+
+/// Counts what fuzz tests allocate.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: hetseq_fuzz::CountingAllocator = hetseq_fuzz::CountingAllocator;

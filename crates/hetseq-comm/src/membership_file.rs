@@ -1,7 +1,7 @@
 //! The file in a shared directory that decides between two parts of a split group: the first
 //! proposal for a generation wins, and all later ones read it. Used by `regrouping.rs`.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -23,6 +23,9 @@ struct Membership {
 }
 
 impl MembershipFile {
+    /// Longer files are not ours: this is enough for 30,000 ranks.
+    pub(crate) const LIMIT_BYTES: u64 = 4 << 20;
+
     /// The file for `generation` of the group that started as `first`.
     pub(crate) fn of(directory: &Path, first: u64, generation: u64) -> MembershipFile {
         let name = format!("{first:016x}-{}.json", generation - first);
@@ -39,10 +42,17 @@ impl MembershipFile {
         let bytes = serde_json::to_vec_pretty(&Membership { members: members.clone(), hosts })?;
         // Read back in any case: over a network, a success may be reported as a failure.
         let created = hetseq_fs::create_new(&self.path, &bytes);
-        match fs::read(&self.path) {
-            Ok(bytes) => Ok(serde_json::from_slice::<Membership>(&bytes)?.members),
-            Err(error) => Err(created.err().unwrap_or(error)),
+        self.decided().map_err(|error| created.err().unwrap_or(error))
+    }
+
+    /// Returns what is decided.
+    pub(crate) fn decided(&self) -> io::Result<RankSet> {
+        let mut bytes = Vec::new();
+        fs::File::open(&self.path)?.take(Self::LIMIT_BYTES + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > Self::LIMIT_BYTES {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long to be written by hetseq"));
         }
+        Ok(serde_json::from_slice::<Membership>(&bytes)?.members)
     }
 }
 

@@ -42,7 +42,6 @@ pub struct Regrouped {
     pub lost: Vec<LostRank>,
     /// How many times this group has regrouped.
     pub regroups: u64,
-    pub took: Duration,
 }
 
 /// A rank that is no member of the next generation.
@@ -64,14 +63,12 @@ enum Decision {
 impl Mesh {
     /// Agrees with the ranks that are left on a new membership, and continues with it.
     pub(crate) fn regroup(&mut self, rules: &RegroupRules) -> Result<Regrouped, CommError> {
-        let started = Instant::now();
         let arbiter = if rules.directory.is_some() { Arbiter::Directory } else { Arbiter::Quorum };
         let setup = RegroupSetup { rank: self.rank, world: self.world(), arbiter, min_workers: rules.min_workers };
         self.transport.attend(true);
         // All ranks drop them, and they would delay the messages that follow.
         self.transport.cancel_queued();
-        let result =
-            self.decide(setup, rules, started).and_then(|decision| self.follow(decision, setup, rules, started));
+        let result = self.decide(setup, rules).and_then(|decision| self.follow(decision, setup, rules));
         // Not before the decision is followed: frames of the next generation may be behind it,
         // which the heartbeat thread must not read as frames of this one.
         self.transport.attend(false);
@@ -83,14 +80,13 @@ impl Mesh {
         (decision, lost): (Decision, Vec<LostRank>),
         setup: RegroupSetup,
         rules: &RegroupRules,
-        started: Instant,
     ) -> Result<Regrouped, CommError> {
         match decision {
             Decision::Install(members) => {
-                self.install(&members)?;
+                self.install(&members);
                 let survivors = members.iter().collect();
                 let regroups = self.generation - self.first_generation;
-                Ok(Regrouped { survivors, lost, regroups, took: started.elapsed() })
+                Ok(Regrouped { survivors, lost, regroups })
             }
             Decision::Stop(reason) => {
                 self.stop_without_the_others();
@@ -100,12 +96,7 @@ impl Mesh {
     }
 
     /// Runs the machine until it has decided. Returns the ranks that are lost to this one, too.
-    fn decide(
-        &mut self,
-        setup: RegroupSetup,
-        rules: &RegroupRules,
-        started: Instant,
-    ) -> Result<(Decision, Vec<LostRank>), CommError> {
+    fn decide(&mut self, setup: RegroupSetup, rules: &RegroupRules) -> Result<(Decision, Vec<LostRank>), CommError> {
         // A message that arrived before the end is processed first, by `hear`.
         let has_ended = |&peer: &usize| self.transport.ended(peer).is_some() && !self.transport.has_regroup(peer);
         let lost: RankSet = self.peers().filter(has_ended).collect();
@@ -113,7 +104,7 @@ impl Mesh {
         let (mut machine, mut outputs) = Regroup::start(setup, &lost);
         let mut progress = Instant::now();
         let mut messages = vec![0; self.world()];
-        let mut log_at = started + Duration::from_secs(2);
+        let mut log_at = progress + Duration::from_secs(2);
         loop {
             if let Some(error) = self.aborted() {
                 return Err(error);

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buffers::Payload;
-use crate::error::CommError;
 use crate::frame::{Frame, FrameError};
 use crate::signal::Waker;
 
@@ -67,7 +66,7 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Continues as `generation`, with the links to `ranks` only, in this order; closes the others.
     /// Unsent and untaken frames of collectives are dropped.
-    fn install(&mut self, ranks: &[usize], generation: u64) -> Result<(), CommError>;
+    fn install(&mut self, ranks: &[usize], generation: u64);
 
     /// Returns a handle that ends [`Transport::wait`], from any thread.
     fn waker(&self) -> Waker;

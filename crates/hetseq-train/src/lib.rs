@@ -34,3 +34,8 @@ pub use hetseq_kernels::Dtype;
 pub use run::RunOptions;
 pub use task::{Task, TaskData, TaskError, Tasks};
 pub use trainer::{Evaluation, RunOutcome};
+
+/// Counts what fuzz tests allocate.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: hetseq_fuzz::CountingAllocator = hetseq_fuzz::CountingAllocator;

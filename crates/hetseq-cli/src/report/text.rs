@@ -143,6 +143,9 @@ fn spent(spent: &TimeSpent) -> Vec<String> {
         line("validation", spent.validation_s),
         line("pauses for checkpoints", spent.checkpoints_s),
     ];
+    if spent.interrupted_s > 0.0 {
+        lines.push(line("until a loss was noticed", spent.interrupted_s));
+    }
     if spent.regrouping_s > 0.0 {
         lines.push(line("regrouping", spent.regrouping_s));
     }
@@ -173,13 +176,17 @@ fn lost_ranks(changes: &[MembershipChange]) -> Vec<String> {
 }
 
 fn outcome(continued: Option<&Continuation>) -> String {
-    let Some(Continuation { world, devices, regroup_s, repeated_update_s }) = continued else {
+    let Some(Continuation { world, devices, interrupted_s, regroup_s, repeated_update_s }) = continued else {
         return "the others did not continue".to_owned();
     };
     let count = |n: usize, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
     let repeated = repeated_update_s.map_or(String::new(), |s| format!(", repeated update: {}", short_time(s)));
+    let noticed = match *interrupted_s {
+        s if s > 0.0 => format!("noticed after {}, ", short_time(s)),
+        _ => String::new(),
+    };
     let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
-    format!("{ranks} and {devices} left; regrouping: {}{repeated}", short_time(*regroup_s))
+    format!("{ranks} and {devices} left; {noticed}regrouping: {}{repeated}", short_time(*regroup_s))
 }
 
 fn plans(plans: &[PlanRecord]) -> Vec<String> {
@@ -224,7 +231,13 @@ mod tests {
                 update: 1412,
                 lost: vec![lost(0, "it sent nothing for 12 s"), lost(3, "it failed: x")],
                 new_lead: Some(LeadRecord { rank: Some(1), host: "node-1".into() }),
-                continued: Some(Continuation { world: 2, devices: 1, regroup_s: 0.21, repeated_update_s: Some(1.5) }),
+                continued: Some(Continuation {
+                    world: 2,
+                    devices: 1,
+                    interrupted_s: 12.5,
+                    regroup_s: 0.21,
+                    repeated_update_s: Some(1.5),
+                }),
             },
             MembershipChange { update: 1500, lost: vec![lost(1, "gone")], new_lead: None, continued: None },
         ];
@@ -233,7 +246,7 @@ mod tests {
             "       1,412  lost rank 0 (node-0): it sent nothing for 12 s",
             "              lost rank 3 (node-3): it failed: x",
             "              new lead: rank 1, node-1",
-            "              2 ranks and 1 device left; regrouping: 0.210 s, repeated update: 1.500 s",
+            "              2 ranks and 1 device left; noticed after 12.5 s, regrouping: 0.210 s, repeated update: 1.500 s",
             "       1,500  lost rank 1 (node-1): gone",
             "              the others did not continue",
         ];

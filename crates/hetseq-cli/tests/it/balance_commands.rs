@@ -233,7 +233,7 @@ fn a_report_lists_lost_ranks_with_their_cost() {
     let later = [
         r#"{"event":"lead","update":4,"host":"tardy","total_updates":9}"#,
         r#"{"event":"lost","update":4,"rank":0,"host":"quick","reason":"it sent nothing for 12 s"}"#,
-        r#"{"event":"regrouped","update":4,"regroups":1,"world":1,"devices":1,"seconds":0.25}"#,
+        r#"{"event":"regrouped","update":4,"regroups":1,"world":1,"devices":1,"seconds":0.25,"interrupted_s":12.5}"#,
         r#"{"event":"update","update":5,"epoch":1,"loss":2.0,"terms":{},"samples":100,"grad_norm":1.0,"lr":0.1,"seconds":6.5}"#,
     ];
     let path = dir.path().join("metrics.jsonl");
@@ -242,7 +242,8 @@ fn a_report_lists_lost_ranks_with_their_cost() {
     for part in [
         "           4  lost rank 0 (quick): it sent nothing for 12 s",
         "              new lead: rank 1, tardy",
-        "              1 rank and 1 device left; regrouping: 0.250 s, repeated update: 6.500 s",
+        "              1 rank and 1 device left; noticed after 12.5 s, regrouping: 0.250 s, repeated update: 6.500 s",
+        "until a loss was noticed",
         "regrouping ",
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
@@ -252,6 +253,7 @@ fn a_report_lists_lost_ranks_with_their_cost() {
     assert_eq!((&change["update"], &change["lost"][0]["host"]), (&4.into(), &"quick".into()), "{change}");
     assert_eq!(number(&change["continued"]["repeated_update_s"]), 6.5);
     assert_eq!(number(&output["spent"]["regrouping_s"]), 0.25);
+    assert_eq!(number(&output["spent"]["interrupted_s"]), 12.5);
 }
 
 #[test]

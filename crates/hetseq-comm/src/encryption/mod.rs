@@ -86,7 +86,10 @@ fn message(state: &mut HandshakeState) -> Result<Vec<u8>, Error> {
 
 impl Encryption {
     fn new(state: HandshakeState) -> Result<Encryption, Error> {
-        let transport = Arc::new(state.into_stateless_transport_mode().map_err(failed)?);
+        Ok(Encryption::of(Arc::new(state.into_stateless_transport_mode().map_err(failed)?)))
+    }
+
+    fn of(transport: Arc<StatelessTransportState>) -> Encryption {
         let decryptor = Decryptor {
             transport: transport.clone(),
             count: 0,
@@ -95,7 +98,7 @@ impl Encryption {
             plain: Vec::new(),
             taken: 0,
         };
-        Ok(Encryption { decryptor, encryptor: Encryptor { transport, count: 0, record: Vec::new() } })
+        Encryption { decryptor, encryptor: Encryptor { transport, count: 0, record: Vec::new() } }
     }
 }
 
@@ -226,4 +229,4 @@ impl<R: Read> Read for DecryptedReader<'_, R> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

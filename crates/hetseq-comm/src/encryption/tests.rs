@@ -16,6 +16,22 @@ fn encrypted_pair() -> (Encryption, Encryption) {
     (offer.accept(&message).unwrap(), theirs)
 }
 
+/// Both ends of a connection, to be used for many inputs: the handshake takes longer than a test
+/// of one input.
+pub(crate) struct EncryptedEnds([Arc<StatelessTransportState>; 2]);
+
+impl EncryptedEnds {
+    pub(crate) fn new() -> EncryptedEnds {
+        let (dialer, answerer) = encrypted_pair();
+        EncryptedEnds([dialer, answerer].map(|end| end.encryptor.transport))
+    }
+
+    /// Returns both ends, each at its first record.
+    pub(crate) fn connect(&self) -> [Encryption; 2] {
+        self.0.each_ref().map(|transport| Encryption::of(transport.clone()))
+    }
+}
+
 /// Encrypts each piece in its own records.
 fn encrypted(encryptor: &mut Encryptor, pieces: &[&[u8]]) -> Vec<Vec<u8>> {
     let encrypt = |piece: &&[u8]| {

@@ -11,6 +11,8 @@
 //!
 //! All numbers are little-endian. Header and payload have a checksum each: the length is trusted
 //! only after the header is verified, and a payload that goes to several peers is summed only once.
+//! The checksums find damage, not attacks: with keyed BLAKE3 instead, sums of 1 to 100 MB between 2
+//! or 4 ranks of one machine took 1.1 to 1.5 times as long. Encryption authenticates every byte.
 
 use std::io::{ErrorKind, Read};
 use std::sync::Arc;
@@ -291,11 +293,11 @@ impl Partial {
         let length = header.length as usize;
         while self.filled < length {
             // Grows as bytes arrive: a header alone must not make us allocate the length it claims.
-            let next = length.min(self.filled + CHUNK_BYTES);
-            if self.payload.len() < next {
-                self.payload.resize(next, 0);
+            if self.filled == self.payload.len() {
+                self.payload.resize(length.min(self.filled + CHUNK_BYTES), 0);
             }
-            match read_some(from, &mut self.payload[self.filled..next]) {
+            let until = length.min(self.payload.len());
+            match read_some(from, &mut self.payload[self.filled..until]) {
                 Ok(0) => return Err(ReadError::Cut),
                 Ok(count) => self.filled += count,
                 Err(error) => {

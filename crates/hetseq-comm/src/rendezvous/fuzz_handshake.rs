@@ -1,13 +1,15 @@
-//! Handshake helpers for the tests in `crate::fuzz_frames`: sample messages, recorded
-//! authentications, and a party to replay them to.
+//! Helpers of the rendezvous for the tests in `crate::fuzz_frames` and `crate::fuzz_files`: sample
+//! messages, recorded authentications and a party to replay them to, notices.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use super::auth::{self, LocalParty};
 use super::handshake::{AuthRequest, Handshake, Hello, Member, MemberList, Message, decode as decode_message};
 use super::mismatch::{Mismatch, Reader};
+use super::notice;
 use super::refusal::Refusal;
 use crate::heartbeat_timing::HeartbeatTiming;
 use crate::identity::{Difference, Identity};
@@ -90,6 +92,12 @@ pub(crate) fn decode(payload: &[u8]) {
     if let Err(error) = decode_message(payload) {
         let _ = (error.kind(), error.into_error("rank 0").to_string());
     }
+}
+
+/// Returns how many notices in `dir` are valid or reported as a problem.
+pub(crate) fn count_notices(dir: &Path) -> usize {
+    let (notices, problems) = notice::list(dir);
+    notices.len() + problems.len()
 }
 
 fn credentials() -> Credentials {

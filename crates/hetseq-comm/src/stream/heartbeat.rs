@@ -2,8 +2,8 @@
 //! silence means a dead peer and nothing else. Between collectives the thread also writes what a
 //! collective left queued for slow links. Started by `stream/mod.rs`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crate::error::CommError;
 use crate::lock::locked;
 use crate::signal::Signal;
 
+use super::link::StreamLink;
 use super::{SharedLink, await_writable};
 
 /// The heartbeat thread, which runs until this is dropped.
@@ -21,11 +22,18 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    pub(super) fn start(links: Vec<SharedLink>, every: Duration) -> Result<Heartbeat, CommError> {
+    /// Starts the thread. Links that are dropped later, because their peer was lost, are left out
+    /// from then on.
+    pub(super) fn start<'a>(
+        links: impl Iterator<Item = &'a SharedLink>,
+        every: Duration,
+    ) -> Result<Heartbeat, CommError> {
+        let links: Vec<Weak<Mutex<StreamLink>>> = links.map(Arc::downgrade).collect();
         let (stop, signal) = (Arc::new(AtomicBool::new(false)), Signal::new()?);
         let (stopped, wake) = (stop.clone(), signal.clone());
         let work = move || {
             while !stopped.load(Ordering::Acquire) {
+                let links: Vec<SharedLink> = links.iter().filter_map(Weak::upgrade).collect();
                 links.iter().for_each(|link| locked(link).heartbeat(every));
                 await_writable(&links, &wake, every / 2);
             }

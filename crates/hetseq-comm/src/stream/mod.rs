@@ -37,7 +37,6 @@ struct StreamTransport {
     signal: Arc<Signal>,
     /// `None` without links, and after the end was sent.
     heartbeat: Option<Heartbeat>,
-    heartbeat_interval: Duration,
 }
 
 /// Creates the mesh of a rank over its connections, indexed by peer. `timing` is that of all ranks
@@ -55,9 +54,10 @@ pub(crate) fn mesh(
         connection.map(|connection| StreamLink::new(connection, generation, &pool, silence)).transpose()
     };
     let links = connections.into_iter().map(link).collect::<Result<Vec<Option<SharedLink>>, _>>()?;
-    let (signal, heartbeat_interval) = (Signal::new()?, timing.interval());
-    let mut transport = StreamTransport { links, signal, heartbeat: None, heartbeat_interval };
-    transport.start_heartbeat()?;
+    let mut transport = StreamTransport { links, signal: Signal::new()?, heartbeat: None };
+    if transport.links().next().is_some() {
+        transport.heartbeat = Some(Heartbeat::start(transport.links(), timing.interval())?);
+    }
     Ok(Mesh::new(rank, generation, hosts, Box::new(transport), pool, options.progress))
 }
 
@@ -68,13 +68,6 @@ impl StreamTransport {
 
     fn links(&self) -> impl Iterator<Item = &SharedLink> {
         self.links.iter().flatten()
-    }
-
-    fn start_heartbeat(&mut self) -> Result<(), CommError> {
-        let beating: Vec<SharedLink> = self.links().cloned().collect();
-        let start = || Heartbeat::start(beating.clone(), self.heartbeat_interval);
-        self.heartbeat = (!beating.is_empty()).then(start).transpose()?;
-        Ok(())
     }
 }
 
@@ -161,14 +154,12 @@ impl Transport for StreamTransport {
         }
     }
 
-    fn install(&mut self, ranks: &[usize], generation: u64) -> Result<(), CommError> {
-        self.heartbeat = None;
+    fn install(&mut self, ranks: &[usize], generation: u64) {
         let mut links = std::mem::take(&mut self.links);
         self.links = ranks.iter().map(|&rank| links.get_mut(rank).and_then(Option::take)).collect();
         let excluded = || LinkEnd::Closed("the others continue without it".to_owned());
         links.iter().flatten().for_each(|link| locked(link).cut(excluded()));
         self.links().for_each(|link| locked(link).install(generation));
-        self.start_heartbeat()
     }
 
     fn waker(&self) -> Waker {
@@ -209,5 +200,7 @@ fn await_writable(links: &[SharedLink], signal: &Signal, limit: Duration) {
 
 #[cfg(test)]
 mod all_reduce_tests;
+#[cfg(test)]
+mod fuzz_links;
 #[cfg(test)]
 mod tests;

@@ -143,6 +143,10 @@ pub enum Event {
         devices: usize,
         /// From noticing the loss until training continues.
         seconds: f64,
+        /// Before that: from the end of the last update until the loss was noticed. 0 in events of
+        /// older versions.
+        #[serde(default)]
+        interrupted_s: f64,
     },
     /// Another rank writes checkpoints and events from now on, because rank 0 was lost.
     Lead {

@@ -18,6 +18,7 @@ fn state(update: u64, best: Option<u64>) -> State {
         format: FORMAT,
         version: "0".to_owned(),
         task: "toy".to_owned(),
+        run: None,
         cursor: Cursor { updates: update, ..Cursor::default() },
         schedule_start: 0,
         schedule_epoch: 0,

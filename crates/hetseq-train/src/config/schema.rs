@@ -370,7 +370,7 @@ impl FromStr for Resume {
 }
 
 /// `--reset`: parts of the checkpoint that a resume ignores.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reset {
     pub optimizer: bool,
     pub schedule: bool,

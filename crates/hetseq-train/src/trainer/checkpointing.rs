@@ -149,7 +149,7 @@ impl Checkpointing {
         session.finish_data_check(self.timeout)?;
         self.wait_for_previous(&mut learner.state, observer)?;
         self.compare_replicas(learner, session)?;
-        self.restore_run_dir(session.group.world(), observer)?;
+        self.restore_run_dir(session.group.world(), learner.state.run.as_deref(), observer)?;
         // All ranks are here, so this boundary is not repeated. The validation must be in the journal
         // before the writer flushes it: a resume from this checkpoint does not validate again.
         observer.release_held();
@@ -168,14 +168,14 @@ impl Checkpointing {
 
     /// On rank 0: writes the files of a run directory that was removed, and locks it again. Fails if
     /// another process trains there now.
-    fn restore_run_dir(&mut self, world: usize, observer: &mut Observer) -> Result<(), TrainError> {
+    fn restore_run_dir(&mut self, world: usize, run: Option<&str>, observer: &mut Observer) -> Result<(), TrainError> {
         let (Some(lock), Some(dir)) = (&self.lock, self.store.dir().parent()) else { return Ok(()) };
         if lock.is_in_place(dir) {
             return Ok(());
         }
         observer.warn(format!("{} was removed: restoring config.toml, env.json and the lock", dir.display()));
         let lock = RunLock::take(dir)?;
-        write_run_files(dir, &self.constants.config, world)?;
+        write_run_files(dir, &self.constants.config, world, run)?;
         self.lock = Some(lock);
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::error::TrainError;
 use crate::run::run_dir;
 use crate::run_dir::archive::archive_run;
 use crate::run_dir::lock::RunLock;
-use crate::run_dir::run_files::write_run_files;
+use crate::run_dir::run_files::{run_in, write_run_files};
 
 use super::Trainer;
 use super::setup::start_writer;
@@ -20,10 +20,13 @@ impl Trainer {
     pub(super) fn take_over_lead(&mut self) -> Result<(), TrainError> {
         let (dir, updates) = (run_dir(&self.config), self.learner.updates());
         hetseq_fs::create_dir_all(&dir).map_err(TrainError::io(format!("opening {}", dir.display())))?;
-        // Without a shared run directory, this one may hold later checkpoints of an earlier start.
-        archive_run(&dir, Some(updates))?;
+        let run = self.learner.state.run.clone();
+        // Without a shared run directory, this one may hold later checkpoints of an earlier start,
+        // or another run.
+        let is_other = run_in(&dir).is_some_and(|other| Some(other) != run);
+        archive_run(&dir, (!is_other).then_some(updates))?;
         self.checkpointing.store().prepare()?;
-        write_run_files(&dir, &self.session.task.config, self.session.group.world())?;
+        write_run_files(&dir, &self.session.task.config, self.session.group.world(), run.as_deref())?;
         let written = self.observer.events.take_over(&self.config, &dir, updates, self.boundary.is_some())?;
         let store = self.checkpointing.store().clone();
         let steps = store.steps()?;

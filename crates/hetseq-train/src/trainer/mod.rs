@@ -12,6 +12,8 @@ mod checkpointing;
 mod early_stop;
 pub(crate) mod evaluate;
 mod exchange;
+#[cfg(test)]
+mod fuzz_header;
 pub(crate) mod header;
 mod in_progress;
 mod lead;
@@ -19,6 +21,7 @@ mod learner;
 pub(crate) mod loss_scale;
 pub(crate) mod losses;
 pub(crate) mod messages;
+mod newer_checkpoint;
 mod observer;
 mod pipeline;
 mod rank_contribution;

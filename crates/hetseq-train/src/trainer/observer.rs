@@ -19,7 +19,7 @@ pub(crate) struct Observer {
     /// Where this rank's time went in the last update, besides computing on devices. The next
     /// header reports it.
     pub(super) rank: RankTime,
-    /// When the update in progress started.
+    /// When the update in progress started, or the last one ended.
     started: Instant,
     /// Updates that this process has done.
     pub(super) updates_done: u64,
@@ -121,6 +121,11 @@ impl Observer {
         self.started = Instant::now();
     }
 
+    /// Seconds since the update in progress started, or, after it, since the last one ended.
+    pub(super) fn seconds_since_update(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
     /// Counts an update as done. `header` was merged for it, `next` after it.
     pub(super) fn finish_update(
         &mut self,
@@ -133,6 +138,7 @@ impl Observer {
         let before = if self.updates_done == 0 { header.data_wait_s() } else { 0.0 };
         let data_wait_s = before + next.data_wait_s();
         let wall_s = self.started.elapsed().as_secs_f64();
+        self.start_update();
         self.data_wait_s += data_wait_s;
         self.updates_done += 1;
         self.count_workers(wall_s, work, next);

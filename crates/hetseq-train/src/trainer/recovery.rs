@@ -97,7 +97,7 @@ impl Trainer {
 
     /// Continues without the ranks that were lost. More may be lost meanwhile.
     pub(super) fn recover(&mut self, mut error: TrainError) -> Result<(), TrainError> {
-        let started = Instant::now();
+        let (started, interrupted_s) = (Instant::now(), self.observer.seconds_since_update());
         tracing::debug!("{error}");
         self.restore_boundary();
         self.hold_contribution()?;
@@ -111,7 +111,7 @@ impl Trainer {
                     if lost.iter().any(|lost| lost.has_failed) {
                         self.repeats_failed = Some(self.learner.updates() + 1);
                     }
-                    self.emit_regrouped(&lost, regrouped.regroups, started);
+                    self.emit_regrouped(&lost, regrouped.regroups, started, interrupted_s);
                     return Ok(());
                 }
                 Err(next) => error = next,
@@ -269,10 +269,7 @@ impl Trainer {
             0 => "There is nothing to save yet".to_owned(),
             updates => match self.checkpointing.save_alone(&mut self.learner) {
                 Ok(path) => {
-                    format!(
-                        "Saved {}: the same command resumes from there if this is rank 0's run directory",
-                        path.display()
-                    )
+                    format!("Saved {}: the same command on the same machines resumes from there", path.display())
                 }
                 Err(error) => format!("The state after {} could not be saved: {error}", at_update(updates)),
             },
@@ -300,7 +297,7 @@ impl Trainer {
         Ok(())
     }
 
-    fn emit_regrouped(&mut self, lost: &[LostRank], regroups: u64, started: Instant) {
+    fn emit_regrouped(&mut self, lost: &[LostRank], regroups: u64, started: Instant, interrupted_s: f64) {
         let update = self.learner.updates();
         self.observer.emit_workers(update);
         self.observer.replace_workers(workers(&self.session));
@@ -314,6 +311,7 @@ impl Trainer {
             world: self.session.group.world(),
             devices: self.session.cluster.members.len(),
             seconds: started.elapsed().as_secs_f64(),
+            interrupted_s,
         });
     }
 }

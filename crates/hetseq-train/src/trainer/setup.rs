@@ -1,8 +1,8 @@
 //! Everything a trainer starts with: rank 0 finds a checkpoint or initial parameters
-//! (`start_point.rs`) and sends them to all ranks; the parts of the trainer follow. Called by
-//! `run.rs`.
+//! (`start_point.rs`), unless another rank has a newer checkpoint (`newer_checkpoint.rs`), and all
+//! ranks get them; the parts of the trainer follow. Called by `run.rs`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hetseq_data::PlanSpec;
@@ -18,16 +18,17 @@ use crate::error::TrainError;
 use crate::run::{RunOptions, run_dir};
 use crate::run_dir::events::RunEvents;
 use crate::run_dir::lock::RunLock;
-use crate::task::Split;
+use crate::task::{OpenedTask, Split};
 use crate::trainer::session::Session;
 use crate::trainer::start_point::{
-    Archive, archive_old_files, config_changes_since, find_start_point, prepare_run_dir,
+    Archive, StartPoint, archive_old_files, config_changes_since, find_start_point, keep_best, prepare_run_dir,
 };
 use crate::trainer::state::State;
 use crate::trainer::stop::StopFlag;
 
 use super::checkpointing::Checkpointing;
 use super::learner::Learner;
+use super::newer_checkpoint::{FoundCheckpoint, NewerCheckpoint, Question, find_newer_checkpoint};
 use super::observer::Observer;
 use super::pipeline::Pipeline;
 use super::recovery::set_regroup_rules;
@@ -39,7 +40,11 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 /// What rank 0 found in the run directory, besides what it sends to all ranks.
 struct FoundByRank0 {
     lock: RunLock,
+    /// The checkpoint that it resumes from; none for a new run.
+    path: Option<PathBuf>,
     archive: Archive,
+    /// The update of the newest complete checkpoint in the run directory.
+    saved: Option<u64>,
     damaged_best: Option<u64>,
     /// Config keys that changed since the checkpoint.
     changed: Vec<Change>,
@@ -75,15 +80,31 @@ impl Parts {
     fn prepare(session: &mut Session, config: &RunConfig, options: &RunOptions) -> Result<Self, TrainError> {
         let dir = run_dir(config);
         let store = Checkpoints::at(&dir);
-        let (found, start) = match session.group.rank() {
-            0 => {
-                let (found, start) = find_start(session, config, options, &dir, &store)?;
-                (Some(found), Some(start))
+        let new_state = State::new(config, &session.task.data.fingerprint());
+        let (mut found, mut question, mut start) = (None, None, None);
+        if session.group.rank() == 0 {
+            let lock = RunLock::take(&dir)?;
+            let own = find_start_point(session, &dir, &store, &new_state, config, options)?;
+            question = Some(Question::new(&own, options));
+            let (rank_0, restored) = FoundByRank0::new(lock, own, &session.task);
+            (found, start) = (Some(rank_0), Some(restored));
+        }
+        let newer = find_newer_checkpoint(session, &store, &new_state, question)?;
+        if let Some(found) = &found {
+            found.announce(session, options, &dir, newer.as_ref())?;
+        }
+        let (owner, newer) = match newer {
+            Some(newer) => {
+                start = newer.restored;
+                (newer.rank, Some(newer.found))
             }
-            _ => (None, None),
+            None => (0, None),
         };
-        // From here on all ranks use what rank 0 found, whatever their own command lines say.
-        let Restored { parameters, slots, mut state, .. } = broadcast_state(session, 0, start)?;
+        // From here on all ranks use this, whatever their own command lines say.
+        let Restored { parameters, slots, mut state, .. } = broadcast_state(session, owner, start)?;
+        if let (Some(found), Some(newer)) = (&mut found, newer) {
+            found.follow(newer, &store, &mut state)?;
+        }
         set_regroup_rules(session, config)?;
         let mut optimizer = config.optim.build(&session.layout)?;
         if !state.scalars.is_empty() {
@@ -92,11 +113,9 @@ impl Parts {
         let sampler = sampler(session, config, &mut state)?;
         let (mut lock, mut saved, mut changed) = (None, None, Vec::new());
         if let Some(found) = found {
-            let best = state.best.as_ref().map(|best| best.update);
             archive_old_files(&dir, &store, &found.archive, found.damaged_best)?;
-            prepare_run_dir(&dir, &store, best, &session.task.config, session.group.world())?;
-            saved = if let Archive::After(updates) = found.archive { Some(updates) } else { None };
-            (lock, changed) = (Some(found.lock), found.changed);
+            prepare_run_dir(&dir, &store, &session.task.config, session.group.world(), &state)?;
+            (lock, saved, changed) = (Some(found.lock), found.saved, found.changed);
         }
         let events = RunEvents::start(config, &dir, session.group.rank(), state.cursor.updates)?;
         let writer = start_writer(&events, &store, config.checkpoint.keep, &dir, saved)?;
@@ -158,20 +177,47 @@ impl Parts {
     }
 }
 
-/// On rank 0: locks the run directory and finds where to start. Changes nothing else on disk.
-fn find_start(
-    session: &Session,
-    config: &RunConfig,
-    options: &RunOptions,
-    dir: &Path,
-    store: &Checkpoints,
-) -> Result<(FoundByRank0, Restored), TrainError> {
-    let new_state = State::new(config, &session.task.data.fingerprint());
-    let lock = RunLock::take(dir)?;
-    let found = find_start_point(session, dir, store, &new_state, config, options)?;
-    let changed = found.path.map_or_else(Vec::new, |path| config_changes_since(&path, &session.task));
-    let (archive, damaged_best) = (found.archive, found.damaged_best);
-    Ok((FoundByRank0 { lock, archive, damaged_best, changed }, found.restored))
+impl FoundByRank0 {
+    fn new(lock: RunLock, start: StartPoint, task: &OpenedTask) -> (FoundByRank0, Restored) {
+        let StartPoint { restored, path, archive, damaged_best, .. } = start;
+        let changed = path.as_ref().map_or_else(Vec::new, |path| config_changes_since(path, task));
+        let saved = if let Archive::After(updates) = archive { Some(updates) } else { None };
+        (FoundByRank0 { lock, path, archive, saved, damaged_best, changed }, restored)
+    }
+
+    /// Says where the run starts. `newer` is the checkpoint of another rank.
+    fn announce(
+        &self,
+        session: &Session,
+        options: &RunOptions,
+        dir: &Path,
+        newer: Option<&NewerCheckpoint>,
+    ) -> Result<(), TrainError> {
+        match (newer, &self.path) {
+            (Some(newer), _) => newer.announce(session, dir),
+            (None, Some(path)) => tracing::info!("resuming from {}", path.display()),
+            (None, None) if options.overrides => {
+                return Err(TrainError::Config(format!(
+                    "--optimizer-overrides only works when resuming, but this would be a new run in {}. Set the values \
+                     in the config, or with --set, such as --set optim.lr=0.001",
+                    dir.display()
+                )));
+            }
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Continues from the checkpoint of another rank. Earlier ones of this directory stay.
+    fn follow(&mut self, newer: FoundCheckpoint, store: &Checkpoints, state: &mut State) -> Result<(), TrainError> {
+        let FoundCheckpoint { updates, changed, .. } = newer;
+        let mut steps = store.steps()?;
+        steps.retain(|&step| step < updates);
+        self.damaged_best = keep_best(&steps, store, state)?;
+        self.archive = Archive::After(updates);
+        self.changed = changed;
+        Ok(())
+    }
 }
 
 /// The sampler of the run. Completes `state` with the number of its last update.

@@ -1,5 +1,6 @@
 //! Rank 0's part of starting a run: finds the checkpoint to resume from or initial parameters, and
-//! prepares the run directory. Called by `setup.rs`, which hands the result to all ranks.
+//! prepares the run directory. Called by `setup.rs`, which asks the other ranks for a newer one
+//! (`newer_checkpoint.rs`) and hands the result to all ranks.
 
 use std::path::{Path, PathBuf};
 
@@ -11,21 +12,24 @@ use crate::checkpoint::finite::state_not_finite;
 use crate::checkpoint::weights;
 use crate::checkpoint::{self, CheckpointPart, Checkpoints, Restored, STATE, first_intact, verify};
 use crate::config::rank_match;
-use crate::config::{Resume, RunConfig};
+use crate::config::{Reset, Resume, RunConfig};
 use crate::error::TrainError;
 use crate::run::{RunOptions, check_exists};
 use crate::run_dir::archive::archive_run;
 use crate::run_dir::events::at_update;
-use crate::run_dir::run_files::write_run_files;
+use crate::run_dir::run_files::{new_run_id, run_in, write_run_files};
 use crate::task::OpenedTask;
 use crate::trainer::session::Session;
 use crate::trainer::state::State;
 
-/// Where a run starts.
+/// Where rank 0 would start, by its own run directory.
 pub(super) struct StartPoint {
     pub(super) restored: Restored,
     /// The checkpoint that was restored; none for a new run.
     pub(super) path: Option<PathBuf>,
+    /// The id of the run in the directory, if that run would continue; none if there is none, or
+    /// one of an older version.
+    pub(super) run: Option<String>,
     pub(super) archive: Archive,
     /// The update of this run's best checkpoint, if that is damaged.
     pub(super) damaged_best: Option<u64>,
@@ -61,40 +65,67 @@ pub(super) fn find_start_point(
             paths => paths,
         },
     };
-    if paths.is_empty() && options.overrides {
-        return Err(TrainError::Config(format!(
-            "--optimizer-overrides only works when resuming, but this would be a new run in {}. Set the values in the \
-             config, or with --set, such as --set optim.lr=0.001",
-            dir.display()
-        )));
-    }
-    let Some((path, mut restored)) = first_intact(&paths, |path| checkpoint::load(path, &session.layout))? else {
+    let Some((path, restored)) = first_intact(&paths, |path| checkpoint::load(path, &session.layout))? else {
         let parameters = initial_parameters(session, config.run.seed)?;
-        let restored = Restored { parameters, slots: Vec::new(), state: new_state.clone(), manifest: None };
-        let archive = if options.resume == Resume::Never { Archive::All } else { Archive::Nothing };
-        return Ok(StartPoint { restored, path: None, archive, damaged_best: None });
+        let state = State { run: Some(new_run_id()?), ..new_state.clone() };
+        let restored = Restored { parameters, slots: Vec::new(), state, manifest: None };
+        // Of a run that saved nothing here.
+        let (archive, run) = match options.resume {
+            Resume::Never => (Archive::All, None),
+            _ => (Archive::Nothing, run_in(dir)),
+        };
+        return Ok(StartPoint { restored, path: None, run, archive, damaged_best: None });
     };
-    restored.state = restored
-        .state
-        .resumed(new_state, options.reset)
-        .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
-    if options.reset.optimizer {
-        restored.slots.clear();
-    } else {
-        check_optimizer_state(&restored, &session.layout, || config_changes_since(&path, &session.task))
-            .map_err(TrainError::checkpoint(&path))?;
-    }
+    let run = restored.state.run.clone();
+    let mut restored = resume_state(session, &path, restored, new_state, options.reset)?;
     let updates = restored.state.cursor.updates;
     let is_own = path.canonicalize().is_ok_and(|path| path.starts_with(checkpoints.canonical()));
-    // A best checkpoint that will not be in this directory cannot be the best of this run.
-    let steps = checkpoints.steps()?;
-    let stays = |update| is_own && update <= updates && steps.contains(&update);
-    restored.state.best.take_if(|best| !stays(best.update));
+    if options.resume != Resume::Auto {
+        // Later checkpoints of the run, on other ranks, are of a branch that the user has left.
+        restored.state.run = Some(new_run_id()?);
+    }
     restored.state.record.take_if(|_| !is_own);
-    let damaged_best = drop_damaged_best(checkpoints, &mut restored.state)?;
-    tracing::info!("resuming from {}", path.display());
     let archive = if is_own { Archive::After(updates) } else { Archive::All };
-    Ok(StartPoint { restored, path: Some(path), archive, damaged_best })
+    let steps = if is_own { checkpoints.steps()? } else { Vec::new() };
+    let damaged_best = keep_best(&steps, checkpoints, &mut restored.state)?;
+    Ok(StartPoint { restored, path: Some(path), run, archive, damaged_best })
+}
+
+/// The checkpoint at `path` as the start of this process. `new_state` is that of a new run.
+pub(super) fn resume_state(
+    session: &Session,
+    path: &Path,
+    mut restored: Restored,
+    new_state: &State,
+    reset: Reset,
+) -> Result<Restored, TrainError> {
+    restored.state = restored
+        .state
+        .resumed(new_state, reset)
+        .map_err(|reason| TrainError::Config(format!("cannot resume from {}: {reason}", path.display())))?;
+    if reset.optimizer {
+        restored.slots.clear();
+    } else {
+        check_optimizer_state(&restored, &session.layout, || config_changes_since(path, &session.task))
+            .map_err(TrainError::checkpoint(path))?;
+    }
+    // With a reset, other ranks' checkpoints of the run are no later states of this one.
+    if restored.state.run.is_none() || reset != Reset::default() {
+        restored.state.run = Some(new_run_id()?);
+    }
+    Ok(restored)
+}
+
+/// Forgets the best checkpoint unless it is one of `steps` that stay in this directory: what is not
+/// there cannot be linked. Returns its update if it is damaged.
+pub(super) fn keep_best(
+    steps: &[u64],
+    checkpoints: &Checkpoints,
+    state: &mut State,
+) -> Result<Option<u64>, TrainError> {
+    let updates = state.cursor.updates;
+    state.best.take_if(|best| best.update > updates || !steps.contains(&best.update));
+    drop_damaged_best(checkpoints, state)
 }
 
 /// Checks that the optimizer's state fits `layout` and is finite. It has no parameter names: its
@@ -171,16 +202,17 @@ fn rename_damaged_best(checkpoints: &Checkpoints, damaged_best: Option<u64>) -> 
 pub(super) fn prepare_run_dir(
     dir: &Path,
     checkpoints: &Checkpoints,
-    best: Option<u64>,
     config_text: &str,
     world: usize,
+    state: &State,
 ) -> Result<(), TrainError> {
     checkpoints.prepare()?;
+    let best = state.best.as_ref().map(|best| best.update);
     let links = [("last", checkpoints.steps()?.last().copied()), ("best", best)];
     for remark in links.iter().filter_map(|(name, step)| checkpoints.set_link(name, (*step)?)) {
         tracing::warn!("{remark}");
     }
-    write_run_files(dir, config_text, world)
+    write_run_files(dir, config_text, world, state.run.as_deref())
 }
 
 /// Random values drawn by parameter name, or the weights that the task names.
@@ -227,7 +259,7 @@ mod tests {
             checkpoints.save(&snapshot(update, Some(best), 1.0), 10).unwrap();
         }
         archive_old_files(dir.path(), &checkpoints, &Archive::After(500), None).unwrap();
-        prepare_run_dir(dir.path(), &checkpoints, Some(300), "", 1).unwrap();
+        prepare_run_dir(dir.path(), &checkpoints, "", 1, &snapshot(500, Some(300), 1.0).state).unwrap();
         assert_eq!(checkpoints.steps().unwrap(), [300, 500]);
         assert_eq!(fs::read_link(checkpoints.dir().join("last")).unwrap(), Path::new("step-500"));
         assert!(checkpoints.best().unwrap().ends_with("step-300"));
@@ -255,7 +287,7 @@ mod tests {
         let damaged = drop_damaged_best(&checkpoints, &mut state).unwrap();
         assert_eq!((damaged, &state.best), (Some(300), &None));
         archive_old_files(dir.path(), &checkpoints, &Archive::After(500), damaged).unwrap();
-        prepare_run_dir(dir.path(), &checkpoints, None, "", 1).unwrap();
+        prepare_run_dir(dir.path(), &checkpoints, "", 1, &state).unwrap();
         assert_eq!((checkpoints.steps().unwrap(), checkpoints.best()), (vec![500], None));
         assert!(checkpoints.dir().join("damaged-step-300").is_dir());
     }

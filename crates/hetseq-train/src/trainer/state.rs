@@ -19,6 +19,10 @@ pub(crate) struct State {
     pub(crate) format: u32,
     pub(crate) version: String,
     pub(crate) task: String,
+    /// Random; equal in all checkpoints of a run, whichever rank wrote them. None in those of older
+    /// versions.
+    #[serde(default)]
+    pub(crate) run: Option<String>,
     pub(crate) cursor: Cursor,
     /// The update at which the schedule began; not zero after `--reset schedule`.
     pub(crate) schedule_start: u64,
@@ -103,6 +107,7 @@ impl State {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             task: config.run.task.clone(),
+            run: None,
             cursor: Cursor::default(),
             schedule_start: 0,
             schedule_epoch: 0,
@@ -213,6 +218,7 @@ mod tests {
             format: FORMAT,
             version: "0".to_owned(),
             task: "images".to_owned(),
+            run: None,
             cursor: Cursor { epoch: 2, update_in_epoch: 3, updates: 43, samples: 999 },
             schedule_start: 0,
             schedule_epoch: 0,

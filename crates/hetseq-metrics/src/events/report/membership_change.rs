@@ -41,6 +41,8 @@ pub struct Continuation {
     /// Ranks and devices that are left.
     pub world: usize,
     pub devices: usize,
+    /// From the end of the last update until the loss was noticed.
+    pub interrupted_s: f64,
     /// From noticing the loss until training continued.
     pub regroup_s: f64,
     /// The time of the update that was in progress and was computed again. `None` if it is not done.
@@ -116,10 +118,18 @@ impl MembershipChanges {
         self.numbers.is_none() && self.all.iter().any(|change| change.continued.is_some())
     }
 
+    /// Total time until losses were noticed.
+    pub(super) fn interrupted_s(&self) -> f64 {
+        self.continued().map(|continuation| continuation.interrupted_s).sum::<f64>()
+    }
+
     /// Total time of regrouping.
     pub(super) fn regroup_s(&self) -> f64 {
-        let continued = self.all.iter().filter_map(|change| change.continued.as_ref());
-        continued.fold(0.0, |sum, continuation| sum + continuation.regroup_s)
+        self.continued().map(|continuation| continuation.regroup_s).sum::<f64>()
+    }
+
+    fn continued(&self) -> impl Iterator<Item = &Continuation> {
+        self.all.iter().filter_map(|change| change.continued.as_ref())
     }
 
     /// The change that is not complete, or a new one.

@@ -75,10 +75,12 @@ pub struct TimeSpent {
     pub validation_s: f64,
     /// Pauses of training for checkpoints.
     pub checkpoints_s: f64,
+    /// Updates and validations that were interrupted because ranks were lost, until that was
+    /// noticed.
+    pub interrupted_s: f64,
     /// From noticing that ranks were lost until the others continued.
     pub regrouping_s: f64,
-    /// Starting, measuring, and everything else. Also updates that were not done because ranks were
-    /// lost, until that was noticed.
+    /// Starting, measuring, and everything else.
     pub other_s: f64,
     /// Part of `updates_s`: the slowest rank waited for samples.
     pub data_wait_s: f64,
@@ -172,13 +174,15 @@ impl Report {
         self.updates += group.updates.len() as u64;
         self.samples += group.updates.iter().map(|update| update.samples).sum::<u64>();
         let updates_s: f64 = group.updates.iter().map(|update| update.seconds).sum();
+        let interrupted_s = group.membership_changes.interrupted_s();
         let regrouping_s = group.membership_changes.regroup_s();
-        let known_s = updates_s + group.validation_s + group.checkpoints_s + regrouping_s;
+        let known_s = updates_s + group.validation_s + group.checkpoints_s + interrupted_s + regrouping_s;
         let wall_s = group.end.as_ref().map_or(known_s, |end| end.seconds.max(known_s));
         self.spent.wall_s += wall_s;
         self.spent.updates_s += updates_s;
         self.spent.validation_s += group.validation_s;
         self.spent.checkpoints_s += group.checkpoints_s;
+        self.spent.interrupted_s += interrupted_s;
         self.spent.regrouping_s += regrouping_s;
         self.spent.other_s += wall_s - known_s;
         self.spent.data_wait_s += group.updates.iter().map(|update| update.data_wait_s).sum::<f64>();

@@ -82,9 +82,10 @@ impl ProcessGroup {
                 self.end = None;
                 self.membership_changes.add_lead(update, host);
             }
-            Event::Regrouped { update, regroups, world, devices, seconds } => {
+            Event::Regrouped { update, regroups, world, devices, seconds, interrupted_s } => {
                 let before = self.totals.last().filter(|_| self.is_current).map(|totals| totals.ranks.len());
-                let continuation = Continuation { world, devices, regroup_s: seconds, repeated_update_s: None };
+                let continuation =
+                    Continuation { world, devices, interrupted_s, regroup_s: seconds, repeated_update_s: None };
                 self.membership_changes.regrouped(update, regroups, before, continuation);
                 self.is_current = false;
             }

@@ -65,7 +65,7 @@ fn lead(update: u64, host: &str) -> String {
 fn regrouped(update: u64, regroups: u64, world: usize, seconds: f64) -> String {
     format!(
         r#"{{"event":"regrouped","update":{update},"regroups":{regroups},"world":{world},"devices":{world},
-           "seconds":{seconds}}}"#
+           "seconds":{seconds},"interrupted_s":1.0}}"#
     )
 }
 
@@ -223,7 +223,7 @@ fn totals_before_and_after_a_loss_are_added_up_per_process() {
         regrouped(3, 2, 2, 0.25),
         update(4, 4.0, None),
         workers(1, 4.0, [("vm", 3.0, 0.0, 0.0), ("vm", 3.5, 0.0, 0.0)]),
-        end("finished", 12.0),
+        end("finished", 14.0),
     ];
     let report = report(&lines);
     let expected = [(0, "vm", 3.0, 6.0), (1, "vm", 1.1, 2.0), (2, "vm", 1.2 + 2.2 + 3.0, 10.0), (3, "vm", 7.1, 10.0)];
@@ -240,7 +240,8 @@ fn totals_before_and_after_a_loss_are_added_up_per_process() {
     // Only predictions are missing.
     assert_eq!(report.missing.len(), 1, "{:?}", report.missing);
     let spent = report.spent;
-    assert_eq!((spent.wall_s, spent.updates_s, spent.regrouping_s, spent.other_s), (12.0, 10.0, 0.75, 1.25));
+    assert_eq!((spent.wall_s, spent.updates_s, spent.other_s), (14.0, 10.0, 1.25));
+    assert_eq!((spent.interrupted_s, spent.regrouping_s), (2.0, 0.75));
 }
 
 #[test]
@@ -266,17 +267,29 @@ fn each_loss_has_its_reason_and_its_cost() {
             update: 1,
             lost: vec![gone(1, "b"), gone(3, "d")],
             new_lead: None,
-            continued: Some(Continuation { world: 2, devices: 2, regroup_s: 0.5, repeated_update_s: Some(3.0) }),
+            continued: Some(Continuation {
+                world: 2,
+                devices: 2,
+                interrupted_s: 1.0,
+                regroup_s: 0.5,
+                repeated_update_s: Some(3.0),
+            }),
         },
         MembershipChange {
             update: 3,
             lost: vec![gone(0, "a")],
             new_lead: Some(LeadRecord { rank: Some(2), host: "c".to_owned() }),
-            continued: Some(Continuation { world: 1, devices: 1, regroup_s: 0.25, repeated_update_s: None }),
+            continued: Some(Continuation {
+                world: 1,
+                devices: 1,
+                interrupted_s: 1.0,
+                regroup_s: 0.25,
+                repeated_update_s: None,
+            }),
         },
     ];
     assert_eq!(report.membership_changes, expected);
-    assert_eq!((report.outcome, report.spent.wall_s), (None, 6.75));
+    assert_eq!((report.outcome, report.spent.wall_s), (None, 8.75));
     let stopped = Report::new(events(&[update(1, 2.0, None), lost(1, 1, "b")]), Settings::default()).unwrap();
     assert_eq!((stopped.membership_changes.len(), &stopped.membership_changes[0].continued), (1, &None));
 }
