@@ -219,7 +219,7 @@ impl<'a, F> Direct<'a, F> {
     fn add(&mut self, mesh: &Mesh, rank: usize) -> bool {
         let index = self.added[rank];
         let before = rank.checked_sub(1).map_or_else(|| self.chunks[self.rank].count(), |before| self.added[before]);
-        // Rank 1 has nothing to add up before its own contribution.
+        // Ranks 0 and 1 have nothing to add up before their own contribution.
         let in_place = rank >= self.rank || self.rank == 1;
         if index >= before || in_place && !self.has_contributed() {
             return false;
@@ -234,18 +234,18 @@ impl<'a, F> Direct<'a, F> {
                     sum.iter_mut().zip(own).zip(&before).for_each(|((sum, own), before)| *sum = own + before);
                     mesh.pool.give_sum(before);
                 }
-                None if self.rank == 0 => sum.copy_from_slice(own),
-                // On rank 1 it is there already.
+                // On ranks 0 and 1 it is added together with the contribution of the other one.
                 None => {}
             }
         } else {
             let Some(payload) = self.peers[rank].pending.pop_front() else { return false };
             if in_place {
                 let (own, sum) = self.buffers.both(&range);
-                if rank < self.rank {
-                    sum.copy_from_slice(own);
+                match (self.rank, rank) {
+                    // `a + b` has the same bits as `b + a`.
+                    (0, 1) | (1, 0) => self.codec.decode_plus(&range, &payload, own, sum),
+                    _ => self.codec.decode(&range, &payload, sum, add),
                 }
-                self.codec.decode(&range, &payload, sum, add);
             } else if rank == 0 {
                 // Copied: adding it to zero would turn -0.0 into 0.0.
                 let mut sum = mesh.pool.take_sum(range.len());
