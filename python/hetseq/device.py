@@ -2,6 +2,8 @@
 
 `engine.py` gives it requests; `replica.py` has the model.
 """
+import contextlib
+import ctypes
 import os
 import platform
 import time
@@ -34,6 +36,8 @@ class DeviceRole:
                 torch.cuda.set_device(self.device)
         except (RuntimeError, AssertionError) as error:
             raise EngineError("device", f"PyTorch {torch.__version__} cannot use the device {name!r}: {str(error).splitlines()[0]}") from None
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.precision = _precision(torch, self.device, hello["precision"])
         self.unpacker = Unpacker(self.device)
         self.replica = None
@@ -133,6 +137,19 @@ class DeviceRole:
 def _add(totals, values):
     for at, value in enumerate(values):
         totals[at] += value
+
+
+def keep_freed_memory():
+    """Has glibc keep freed memory for the next micro-batch, which needs as much again.
+
+    Otherwise it returns large tensors to the system, which clears their pages in every step: 7 to 9 % of
+    the time of a small BERT. The peak stays the same.
+    """
+    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def check_version(torch):
