@@ -3,5 +3,6 @@
 pub mod bert;
 pub mod fine_tuning;
 pub mod images;
+pub(crate) mod python;
 pub mod synthetic_bert;
 pub mod translation;

@@ -85,7 +85,7 @@ impl Parts {
         // From here on all ranks use what rank 0 found, whatever their own command lines say.
         let Restored { parameters, slots, mut state, .. } = broadcast_state(session, 0, start)?;
         set_regroup_rules(session, config)?;
-        let mut optimizer = config.optim.build(&session.layout)?;
+        let mut optimizer = session.optimizer(&config)?;
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }
