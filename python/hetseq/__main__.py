@@ -1,0 +1,7 @@
+"""`python -m hetseq ARGUMENTS` runs the `hetseq` binary, with this Python for engines."""
+import sys
+
+from .run import run_binary
+
+if __name__ == "__main__":
+    sys.exit(run_binary(sys.argv[1:]))
