@@ -25,6 +25,7 @@ mod directory_rendezvous;
 mod divergence;
 mod early_stop;
 mod elastic;
+mod engines;
 mod entity_linking;
 mod eval;
 mod exact;

@@ -20,6 +20,9 @@ use crate::task::ComputeError;
 /// take long.
 const FIRST_NOTICE: Duration = Duration::from_secs(4);
 
+/// More than `hetseq-engine` waits for the start of a program, whose error says more.
+const ENGINE_START_TIMEOUT: Duration = Duration::from_secs(600);
+
 pub(super) struct DeviceHandle {
     pub(super) spec: DeviceSpec,
     /// What it says of itself, once it is ready.
@@ -83,9 +86,15 @@ impl DeviceHandle {
         })
     }
 
-    /// Waits until the device is open and has built its replica.
+    /// Waits until the device is open and has built its replica. Another program may take longer to
+    /// start than for a micro-batch.
     pub(super) fn ready(&mut self) -> Result<(), ComputeError> {
-        match self.wait_for_reply("starting")? {
+        let start_timeout = if self.spec.is_engine() { ENGINE_START_TIMEOUT } else { Duration::ZERO };
+        let hang_timeout = self.hang_timeout;
+        self.hang_timeout = hang_timeout.max(start_timeout);
+        let reply = self.wait_for_reply("starting");
+        self.hang_timeout = hang_timeout;
+        match reply? {
             DeviceReply::Ready(open) => self.open = open,
             _ => return Err(ComputeError::UnexpectedReply),
         }
