@@ -19,7 +19,15 @@ impl Python {
         Python { interpreter: interpreter.unwrap_or("python3").into(), package_parent: beside }
     }
 
-    /// Runs a module of the package. `threads` is for libraries that read it when they are loaded.
+    /// The command that prints PyTorch's devices as one line of JSON.
+    pub fn list_devices(&self) -> std::process::Command {
+        let Launch { program, arguments, environment, .. } = self.launch("python", 1, &["--devices"]);
+        let mut command = std::process::Command::new(program);
+        command.args(arguments).envs(environment);
+        command
+    }
+
+    /// Runs the engine. `threads` is for libraries that read it when they are loaded.
     pub fn launch(&self, name: &str, threads: usize, arguments: &[&str]) -> Launch {
         let mut environment: Vec<(OsString, OsString)> = vec![
             ("PYTHONUNBUFFERED".into(), "1".into()),
