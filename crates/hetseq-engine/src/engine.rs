@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::channel::Channel;
-use crate::messages::{Answer, ErrorMessage, PROTOCOL};
+use crate::messages::{EngineReply, ErrorMessage, PROTOCOL};
 use crate::process::EngineProcess;
-use crate::{EngineError, Hello, Launch, MicroRequest, SharedFile, Welcome};
+use crate::{EngineCommand, EngineError, EngineHello, EngineWelcome, MicroRequest, SharedFile};
 
 /// Micro-batches sent ahead of the one that is computed: enough to keep the engine busy, and few
 /// enough to fit into the socket's buffer in both directions.
@@ -31,7 +31,11 @@ pub struct Engine {
 impl Engine {
     /// Starts a process and shakes hands. It must answer each later request, and compute each
     /// micro-batch, within `timeout`.
-    pub fn start(launch: &Launch, hello: &Hello, timeout: Duration) -> Result<(Self, Welcome), EngineError> {
+    pub fn start(
+        launch: &EngineCommand,
+        hello: &EngineHello,
+        timeout: Duration,
+    ) -> Result<(Self, EngineWelcome), EngineError> {
         let (process, socket) = EngineProcess::start(launch)?;
         let failed = |error: io::Error| EngineError::Start { command: launch.command(), reason: error.to_string() };
         let channel = Channel::new(socket, START_TIMEOUT).map_err(failed)?;
@@ -39,7 +43,7 @@ impl Engine {
         let mut request = serde_json::to_value(hello).unwrap_or_default();
         request["do"] = json!("hello");
         request["protocol"] = json!(PROTOCOL);
-        let welcome: Welcome = engine.request(&request, &[])?.0;
+        let welcome: EngineWelcome = engine.request(&request, &[])?.0;
         if welcome.protocol != Some(PROTOCOL) {
             let theirs = welcome.protocol.map_or_else(|| "none".to_owned(), |version| version.to_string());
             return Err(EngineError::Protocol(format!(
@@ -105,19 +109,19 @@ impl Engine {
     }
 
     fn receive<R: DeserializeOwned>(&mut self, name: &str) -> Result<(Received<R>, Vec<OwnedFd>), EngineError> {
-        let received = self.channel.receive::<Answer>().map_err(|error| self.failed(name, &error))?;
+        let received = self.channel.receive::<EngineReply>().map_err(|error| self.failed(name, &error))?;
         let Some((answer, files)) = received else { return Err(self.ended()) };
         match answer {
-            Answer { error: Some(ErrorMessage { kind, message }), .. } => Err(match kind.as_str() {
+            EngineReply { error: Some(ErrorMessage { kind, message }), .. } => Err(match kind.as_str() {
                 "out-of-memory" => EngineError::OutOfMemory(message),
                 "task" | "data" => EngineError::Task(message),
                 _ => EngineError::Device(message),
             }),
-            Answer { ok: Some(answer), .. } => match serde_json::from_value(answer) {
+            EngineReply { ok: Some(answer), .. } => match serde_json::from_value(answer) {
                 Ok(answer) => Ok((Received::Ok(answer), files)),
                 Err(error) => Err(self.broken(format!("its answer to `{name}` is not as expected: {error}"))),
             },
-            Answer { done: Some(_), .. } => Ok((Received::Done, files)),
+            EngineReply { done: Some(_), .. } => Ok((Received::Done, files)),
             _ => Err(self.broken(format!("its answer to `{name}` has none of `ok`, `error` and `done`"))),
         }
     }

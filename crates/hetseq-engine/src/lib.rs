@@ -16,9 +16,10 @@ mod shared_file;
 pub use engine::{BatchFile, Engine};
 pub use error::EngineError;
 pub use messages::{
-    ArrayMessage, Collated, ComputeReply, EvaluateReply, Hello, LayoutEntryMessage, MetricMessage, MicroRequest,
-    ParameterInfo, Role, SplitInfo, Splits, TaskInfo, TermMessage, Welcome, bits, from_bits,
+    ArrayMessage, CollatedReply, ComputeReply, EngineHello, EngineRole, EngineWelcome, EvaluateReply,
+    LayoutEntryMessage, MetricMessage, MicroRequest, ParameterInfo, SplitInfo, Splits, TaskInfo, TermMessage, bits,
+    from_bits,
 };
-pub use process::Launch;
+pub use process::EngineCommand;
 pub use python::Python;
 pub use shared_file::{SharedFile, batch_file};

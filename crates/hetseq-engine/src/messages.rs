@@ -22,7 +22,7 @@ pub fn from_bits(bits: u64) -> f64 {
 /// What a process is started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum EngineRole {
     /// Computes gradients on one device.
     Device,
     /// Reads and collates samples.
@@ -31,9 +31,9 @@ pub enum Role {
 
 /// The first request.
 #[derive(Debug, Clone, Serialize)]
-pub struct Hello {
+pub struct EngineHello {
     pub version: String,
-    pub role: Role,
+    pub role: EngineRole,
     /// The engine's own name of the device, such as `cuda:0`. Empty for a data process.
     pub device: String,
     pub threads: usize,
@@ -42,10 +42,10 @@ pub struct Hello {
     pub seed: u64,
 }
 
-/// The answer to [`Hello`].
+/// The answer to [`EngineHello`].
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Welcome {
+pub struct EngineWelcome {
     pub(crate) protocol: Option<u32>,
     pub engine: String,
     pub version: Option<String>,
@@ -62,7 +62,7 @@ pub struct Welcome {
 
 /// A message of the engine: exactly one field is set.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Answer {
+pub(crate) struct EngineReply {
     pub(crate) ok: Option<Value>,
     pub(crate) error: Option<ErrorMessage>,
     /// Micro-batches computed so far.
@@ -163,7 +163,7 @@ pub struct ArrayMessage {
 
 /// The answer to `collate`. Only the engine can read the arrays.
 #[derive(Debug, Deserialize)]
-pub struct Collated {
+pub struct CollatedReply {
     pub counts: Vec<u64>,
     pub(crate) arrays: Value,
     #[serde(default)]
@@ -189,8 +189,8 @@ impl<'a> MicroRequest<'a> {
     }
 
     /// A batch that a data process has collated.
-    pub fn of_collated(samples: &'a [u32], collated: &'a Collated) -> Self {
-        let Collated { counts, arrays, tree } = collated;
+    pub fn of_collated(samples: &'a [u32], collated: &'a CollatedReply) -> Self {
+        let CollatedReply { counts, arrays, tree } = collated;
         MicroRequest { request: "micro", samples, counts, arrays: Cow::Borrowed(arrays), tree }
     }
 }

@@ -22,7 +22,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How to start an engine.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Launch {
+pub struct EngineCommand {
     /// The name in the log: that of its device.
     pub name: String,
     pub program: OsString,
@@ -30,7 +30,7 @@ pub struct Launch {
     pub environment: Vec<(OsString, OsString)>,
 }
 
-impl Launch {
+impl EngineCommand {
     pub(crate) fn command(&self) -> String {
         let words = std::iter::once(&self.program).chain(&self.arguments);
         words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
@@ -44,7 +44,7 @@ pub(crate) struct EngineProcess {
 
 impl EngineProcess {
     /// Returns the process and this end of its socket.
-    pub(crate) fn start(launch: &Launch) -> Result<(Self, UnixStream), EngineError> {
+    pub(crate) fn start(launch: &EngineCommand) -> Result<(Self, UnixStream), EngineError> {
         let failed = |reason: std::io::Error| {
             let reason = reason.to_string();
             EngineError::Start { command: launch.command(), reason }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::Launch;
+use crate::EngineCommand;
 
 /// A Python interpreter, and the directory of our package if it is not installed there.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,14 +21,14 @@ impl Python {
 
     /// The command that prints PyTorch's devices as one line of JSON.
     pub fn list_devices(&self) -> std::process::Command {
-        let Launch { program, arguments, environment, .. } = self.launch("python", 1, &["--devices"]);
+        let EngineCommand { program, arguments, environment, .. } = self.launch("python", 1, &["--devices"]);
         let mut command = std::process::Command::new(program);
         command.args(arguments).envs(environment);
         command
     }
 
     /// Runs the engine. `threads` is for libraries that read it when they are loaded.
-    pub fn launch(&self, name: &str, threads: usize, arguments: &[&str]) -> Launch {
+    pub fn launch(&self, name: &str, threads: usize, arguments: &[&str]) -> EngineCommand {
         let mut environment: Vec<(OsString, OsString)> = vec![
             ("PYTHONUNBUFFERED".into(), "1".into()),
             ("OMP_NUM_THREADS".into(), threads.to_string().into()),
@@ -44,7 +44,7 @@ impl Python {
             environment.push(("PYTHONPATH".into(), path));
         }
         let arguments = ["-m", "hetseq.engine"].iter().chain(arguments).map(OsString::from).collect();
-        Launch { name: name.to_owned(), program: self.interpreter.clone(), arguments, environment }
+        EngineCommand { name: name.to_owned(), program: self.interpreter.clone(), arguments, environment }
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hetseq_engine::{
-    BatchFile, Collated, ComputeReply, Engine, EngineError, EvaluateReply, Hello, Launch, LayoutEntryMessage,
-    MicroRequest, Python, Role, SharedFile, TermMessage, Welcome, batch_file, from_bits,
+    BatchFile, CollatedReply, ComputeReply, Engine, EngineCommand, EngineError, EngineHello, EngineRole, EngineWelcome,
+    EvaluateReply, LayoutEntryMessage, MicroRequest, Python, SharedFile, TermMessage, batch_file, from_bits,
 };
 use hetseq_kernels::Dtype;
 use hetseq_optim::{Layout, OptimError, ParameterGroups};
@@ -21,7 +21,7 @@ use crate::task::{Answer, Compute, ComputeError, HuggingFace, Metric, Replica, T
 
 /// A batch that a data process has collated, with the file of its arrays.
 pub(crate) struct CollatedBatch {
-    pub(crate) collated: Collated,
+    pub(crate) collated: CollatedReply,
     pub(crate) file: SharedFile,
 }
 
@@ -80,7 +80,11 @@ impl Compute for WithEngines {
 }
 
 /// Starts an engine for one role, and checks its version.
-pub(crate) fn start(launch: &Launch, hello: &Hello, timeout: Duration) -> Result<(Engine, Welcome), EngineError> {
+pub(crate) fn start(
+    launch: &EngineCommand,
+    hello: &EngineHello,
+    timeout: Duration,
+) -> Result<(Engine, EngineWelcome), EngineError> {
     let (engine, welcome) = Engine::start(launch, hello, timeout)?;
     let ours = env!("CARGO_PKG_VERSION");
     match welcome.version.as_deref() {
@@ -114,15 +118,19 @@ impl EngineReplica {
             EngineProgram::Exec { words } => {
                 let mut words = words.iter().map(Into::into);
                 let program = words.next().unwrap_or_default();
-                let launch =
-                    Launch { name: spec.name.clone(), program, arguments: words.collect(), environment: Vec::new() };
+                let launch = EngineCommand {
+                    name: spec.name.clone(),
+                    program,
+                    arguments: words.collect(),
+                    environment: Vec::new(),
+                };
                 (launch, String::new())
             }
         };
         let requested = spec.precision.map_or(setup.policy, PrecisionPolicy::Fixed);
-        let hello = Hello {
+        let hello = EngineHello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            role: Role::Device,
+            role: EngineRole::Device,
             device,
             threads: spec.threads(),
             precision: requested.into(),
@@ -264,7 +272,7 @@ fn seconds(value: f64) -> Duration {
 }
 
 /// Such as `torch 2.9.1, python 3.12.3`.
-fn versions(welcome: &Welcome) -> String {
+fn versions(welcome: &EngineWelcome) -> String {
     let version = |(name, value): (&String, &Value)| match value {
         Value::String(text) => format!("{name} {text}"),
         value => format!("{name} {value}"),

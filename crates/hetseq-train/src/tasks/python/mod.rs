@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hetseq_data::{Batch, SampleLengths};
-use hetseq_engine::{EngineError, Hello, Python, Role, SharedFile, TaskInfo};
+use hetseq_engine::{EngineError, EngineHello, EngineRole, Python, SharedFile, TaskInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -51,9 +51,9 @@ pub(crate) fn open(config: Config<PythonConfig>) -> Result<(OpenedTask, RunConfi
         return Err(TrainError::Config(format!("task.file: there is no file {}", file.display())));
     }
     let python = Python::new(config.run.python.as_deref());
-    let hello = Hello {
+    let hello = EngineHello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        role: Role::Data,
+        role: EngineRole::Data,
         device: String::new(),
         threads: 1,
         precision: "f32".to_owned(),

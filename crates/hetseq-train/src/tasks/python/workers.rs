@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hetseq_engine::{Collated, Engine, EngineError, Hello, Python, SharedFile, TaskInfo, Welcome};
+use hetseq_engine::{CollatedReply, Engine, EngineError, EngineHello, EngineWelcome, Python, SharedFile, TaskInfo};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use crate::devices::engine;
 
 pub(super) struct Workers {
     python: Python,
-    hello: Hello,
+    hello: EngineHello,
     /// The `[task]` table.
     config: Value,
     timeout: Duration,
@@ -21,7 +21,7 @@ pub(super) struct Workers {
 
 /// What the first worker says of the task.
 pub(super) struct OpenedInWorker {
-    pub(super) welcome: Welcome,
+    pub(super) welcome: EngineWelcome,
     pub(super) info: TaskInfo,
     pub(super) lengths: Option<SharedFile>,
 }
@@ -30,7 +30,7 @@ impl Workers {
     /// Starts the first worker, which describes the task.
     pub(super) fn start(
         python: Python,
-        hello: Hello,
+        hello: EngineHello,
         config: Value,
         timeout: Duration,
     ) -> Result<(Self, OpenedInWorker), EngineError> {
@@ -43,7 +43,7 @@ impl Workers {
     }
 
     /// Collates a micro-batch.
-    pub(super) fn collate(&self, request: &Value) -> Result<(Collated, SharedFile), EngineError> {
+    pub(super) fn collate(&self, request: &Value) -> Result<(CollatedReply, SharedFile), EngineError> {
         let (collated, files) = self.request(request, &[])?;
         let file = match files.into_iter().next() {
             Some(descriptor) => SharedFile::received(descriptor),
@@ -88,7 +88,7 @@ impl Workers {
         Ok(engine)
     }
 
-    fn start_process(&self) -> Result<(Engine, Welcome), EngineError> {
+    fn start_process(&self) -> Result<(Engine, EngineWelcome), EngineError> {
         engine::start(&self.python.launch("python", 1, &[]), &self.hello, self.timeout)
     }
 
