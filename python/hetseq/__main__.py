@@ -1,4 +1,5 @@
-"""`python -m hetseq ARGUMENTS` runs the `hetseq` binary, with this Python for engines."""
+"""`python -m hetseq ARGUMENTS` runs the `hetseq` binary. Its engines use this Python, unless the
+config names another."""
 import sys
 
 from .run import run_binary

@@ -15,6 +15,7 @@ from .errors import EngineError
 from .keys import mix32
 
 _CHUNK = 1 << 15        # elements hashed at once on the CPU: they stay in the cache
+_LARGE = 1 << 21        # elements from which threads pay off
 _pool = None            # threads for masks on the CPU, made when first used
 
 
@@ -123,7 +124,7 @@ def _mask_on_cpu(keys, elements, limit):
                 np.greater_equal(x, limit, out=keep[sample, first:first + len(numbers)])
 
     threads = min(torch.get_num_threads(), len(keys))
-    if threads == 1 or keep.size < 2 * _CHUNK:
+    if threads == 1 or keep.size < _LARGE:
         fill(range(len(keys)))
     else:
         # NumPy releases the interpreter lock while it computes.

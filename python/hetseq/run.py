@@ -43,13 +43,15 @@ def setting(key, value):
 
 
 def run_binary(arguments):
-    """Runs the binary with this process's environment and returns its exit code."""
+    """Runs the binary and returns its exit code."""
     warn_of_original()
     binary = find_binary()
+    # Without run.python in the config, the binary uses the first `python3` of PATH: make it this one.
+    environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])}
     # Ctrl-C goes to the binary too, which saves a checkpoint; this process waits for it.
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT,)}
     try:
-        child = subprocess.Popen([binary, *arguments], preexec_fn=_restore_signals)
+        child = subprocess.Popen([binary, *arguments], env=environment, preexec_fn=_restore_signals)
         previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
         code = child.wait()
     finally:

@@ -13,6 +13,7 @@ import numpy as np
 
 PACKAGE = Path(__file__).resolve().parent.parent
 REPOSITORY = PACKAGE.parent
+sys.path.insert(0, str(PACKAGE))
 
 
 class EngineFailed(Exception):

@@ -1,5 +1,5 @@
 """Times a BERT training step in PyTorch, the same work as `hetseq bench step --config NAME`. Run by
-scripts/bench-pytorch.
+scripts/bench-pytorch and scripts/bench-engine; bert_task.py trains the same model with HetSeq.
 
 Forward, backward and Adam (fused, PyTorch's fastest) on masked tokens: no dropout, no padding, no
 next-sentence prediction. Prints one JSON line.
@@ -46,12 +46,12 @@ class Bert(nn.Module):
         self.transform, self.transform_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=EPSILON)
         self.bias = nn.Parameter(torch.zeros(words))
 
-    def loss(self, tokens, segments, masked, labels):
+    def loss(self, tokens, segments, masked, labels, reduction="mean"):
         positions = self.positions.weight[: tokens.shape[1]]
         hidden = self.blocks(self.norm(self.words(tokens) + self.segments(segments) + positions))
         at_masks = hidden.flatten(0, 1)[masked]
         at_masks = self.transform_norm(functional.gelu(self.transform(at_masks)))
-        return functional.cross_entropy(functional.linear(at_masks, self.words.weight, self.bias), labels)
+        return functional.cross_entropy(functional.linear(at_masks, self.words.weight, self.bias), labels, reduction=reduction)
 
 
 def main():
@@ -90,4 +90,5 @@ def main():
     }))
 
 
-main()
+if __name__ == "__main__":
+    main()
