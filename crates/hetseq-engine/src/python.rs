@@ -34,6 +34,8 @@ impl Python {
             ("OMP_NUM_THREADS".into(), threads.to_string().into()),
             // Otherwise idle threads of PyTorch spin, and slow down the optimizer and the other devices.
             ("OMP_WAIT_POLICY".into(), "PASSIVE".into()),
+            // Counting GPUs then uses none of their memory.
+            ("PYTORCH_NVML_BASED_CUDA_CHECK".into(), "1".into()),
         ];
         if let Some(parent) = &self.package_parent {
             let mut path = parent.clone().into_os_string();
