@@ -62,9 +62,9 @@ while do != "stop":
     elif do == "layout":
         view = lambda file, entry: file[entry["offset"]:][:int(np.prod(entry["shape"]))].reshape(entry["shape"])
         layout, (parameters, gradients) = request["parameters"], files
-    elif do == "load":
+    if do in ("layout", "load"):
         weights = {entry["name"]: view(parameters, entry).copy() for entry in layout}
-    elif do in ("compute", "evaluate"):
+    if do in ("compute", "evaluate"):
         sums = {name: np.zeros_like(weight) for name, weight in weights.items()}
         for number in range(request["micro"]):
             micro, files = receive()

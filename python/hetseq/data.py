@@ -34,8 +34,8 @@ class DataRole:
         torch.set_num_threads(1)
 
     def hello(self):
-        """What the answer to `hello` says besides the versions."""
-        return {}
+        """What the answer to `hello` says besides the versions: the devices of this machine."""
+        return {"devices": usable_devices()}
 
     def handle(self, request, descriptors):
         """Answers a request: the content of `ok`, and descriptors to send."""
@@ -247,6 +247,15 @@ class DataRole:
                 metric = value if isinstance(value, Metric) else Metric(value, "higher")
                 answer.append({"name": str(name), "value": float_bits(float(metric.value)), "better": metric.better})
         return {"metrics": answer}
+
+
+def usable_devices():
+    """PyTorch's names of the GPUs of this machine, or `cpu` if there are none."""
+    import torch
+    found = [f"{kind}:{at}" for kind in ("cuda", "xpu") if hasattr(torch, kind) for at in range(getattr(torch, kind).device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found or ["cpu"]
 
 
 def as_count(value, term, where):

@@ -203,6 +203,9 @@ pub(crate) struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// The Python to look for PyTorch in, as run.python
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) python: Option<String>,
     /// Passed to the processes that test the GPUs
     #[arg(long, hide = true)]
     pub(crate) examine: Option<String>,

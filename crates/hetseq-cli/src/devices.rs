@@ -14,6 +14,7 @@ use sysinfo::System;
 
 use crate::args::DevicesArgs;
 use crate::output::{eprint_line, print_line};
+use crate::torch_devices::TorchDevices;
 
 /// Long, because a GPU compiles its kernels when it is used for the first time.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -44,10 +45,12 @@ pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
             Err(reason) => json!({ "name": name, "error": reason }),
         };
         let all: Vec<_> = std::iter::once(cpu.json()).chain(gpus.iter().map(gpu)).collect();
-        print_line(&json!({ "devices": all }).to_string());
+        let torch = TorchDevices::find(args.python.as_deref());
+        print_line(&json!({ "devices": all, "torch": torch.json() }).to_string());
         return Ok(ExitCode::SUCCESS);
     }
     cpu.print();
+    let torch = TorchDevices::find(args.python.as_deref());
     for (name, report) in &gpus {
         match report {
             Ok(report) => print_gpu(report),
@@ -64,6 +67,7 @@ pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
         };
         print_entry("gpu", &[format!("none found; if this machine has one, {fix}")]);
     }
+    print_entry("torch", &torch.lines());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -85,14 +89,15 @@ fn examine(what: &str) -> anyhow::Result<ExitCode> {
 
 /// Runs [`examine`] in a child process. Returns its output, or why it failed.
 fn run_examine(what: &str) -> Result<String, String> {
+    let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    output_of(Command::new(program).args(["devices", "--examine", what]))
+}
+
+/// Returns the output of a command, or why it failed.
+pub(crate) fn output_of(command: &mut Command) -> Result<String, String> {
     let failed = |error: std::io::Error| format!("cannot start a process: {error}");
-    let mut child = Command::new(std::env::current_exe().map_err(failed)?)
-        .args(["devices", "--examine", what])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     let (out, err) = (read_in_thread(child.stdout.take()), read_in_thread(child.stderr.take()));
     let status = wait(&mut child)?;
     let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
@@ -210,6 +215,6 @@ fn print_entry(name: &str, lines: &[String]) {
     }
 }
 
-fn gib(bytes: u64) -> String {
+pub(crate) fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
 }

@@ -25,6 +25,7 @@ mod report;
 mod score;
 mod simulate;
 mod table;
+mod torch_devices;
 mod train;
 
 use std::process::ExitCode;

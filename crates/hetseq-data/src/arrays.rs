@@ -13,15 +13,18 @@
 //! # Ok::<(), hetseq_data::ArrayError>(())
 //! ```
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use thiserror::Error;
 
 /// Named arrays and one count per loss term.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Batch {
     counts: Vec<u64>,
     arrays: BTreeMap<String, Array>,
+    opaque: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// A dense array, row by row.
@@ -64,7 +67,7 @@ impl Batch {
     /// A batch without arrays. `counts` are what the loss sums are divided by, one per loss term:
     /// samples, masked tokens, ...
     pub fn new(counts: impl Into<Vec<u64>>) -> Self {
-        Batch { counts: counts.into(), arrays: BTreeMap::new() }
+        Batch { counts: counts.into(), arrays: BTreeMap::new(), opaque: None }
     }
 
     /// Adds an array of floats. [`Batch::check`] finds a wrong number of values.
@@ -77,6 +80,19 @@ impl Batch {
     #[must_use]
     pub fn with_i32(self, name: &str, shape: impl Into<Vec<usize>>, values: Vec<i32>) -> Self {
         self.with(name, shape, ArrayValues::I32(values))
+    }
+
+    /// Adds content that only the compute half of the task can read, such as a batch in another
+    /// program's memory.
+    #[must_use]
+    pub fn with_opaque(mut self, content: Arc<dyn Any + Send + Sync>) -> Self {
+        self.opaque = Some(content);
+        self
+    }
+
+    /// The content of [`Batch::with_opaque`], if it is of this type.
+    pub fn opaque<T: Any>(&self) -> Option<&T> {
+        self.opaque.as_deref()?.downcast_ref()
     }
 
     /// Adds the count of another loss term.

@@ -35,6 +35,11 @@ impl Key {
         (self.0 as u32, (self.0 >> 32) as u32)
     }
 
+    /// The key as a number, for another program that derives the same children.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     /// 32 random bits for element `i`.
     #[inline]
     pub fn bits(self, i: u32) -> u32 {

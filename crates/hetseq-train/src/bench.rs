@@ -106,7 +106,8 @@ fn time_steps(
     let pool = loader::pool(settings.loader_threads, &specs, cores)?;
     let loader = Loader::start(task, settings.seed, &pool, settings.timeout, None)?;
     let mut optimizer = Optimizer::new(&settings.optimizer, &layout)?;
-    let mut parameters: Arc<Vec<f32>> = Arc::new(task.compute.initial(&layout, settings.seed));
+    let initial = task.compute.initial(&layout, settings.seed).map_err(|reason| task.error(reason))?;
+    let mut parameters: Arc<Vec<f32>> = Arc::new(initial);
     let lengths = task.data.lengths(Split::Train);
     let batch = request.batch.unwrap_or(lengths.samples());
     let ids: Vec<u32> = (0..batch as u32).map(|i| i % lengths.samples() as u32).collect();

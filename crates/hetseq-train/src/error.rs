@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use hetseq_balance::BalanceError;
 use hetseq_comm::CommError;
 use hetseq_data::DataError;
+use hetseq_engine::EngineError;
 use hetseq_optim::OptimError;
 use thiserror::Error;
 
@@ -100,7 +101,14 @@ impl TrainError {
 
     /// Whether only this rank is affected, so that the others can continue without it.
     pub(crate) fn is_of_this_rank(&self) -> bool {
-        matches!(self, TrainError::Device { .. } | TrainError::Loader(_) | TrainError::Io { .. })
+        match self {
+            TrainError::Device { .. } | TrainError::Loader(_) | TrainError::Io { .. } => true,
+            // A process that reads samples ended or hangs.
+            TrainError::Collate { reason, .. } => {
+                matches!(&**reason, TaskError::Engine(error) if !matches!(error, EngineError::Task(_)))
+            }
+            _ => false,
+        }
     }
 
     /// The error for a checkpoint that cannot be used.

@@ -28,7 +28,7 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("H
 pub use burn;
 pub use checkpoint::{Checkpoints, SaveError};
 pub use config::{Config, ConfigSource, Every, OnSaveError, Reset, Resume, suggest, wire_format};
-pub use devices::{Api, DeviceKind, DeviceSpec, PrecisionPolicy, devices_named};
+pub use devices::{Api, DeviceKind, DeviceSpec, EngineProgram, PrecisionPolicy, devices_named};
 pub use error::TrainError;
 pub use hetseq_kernels::Dtype;
 pub use run::RunOptions;

@@ -14,6 +14,7 @@ use crate::config::{Config, Reset, Resume, RunConfig};
 use crate::error::TrainError;
 use crate::task::skipped_samples::SkippedSamples;
 use crate::task::{OpenedTask, Split, Totals};
+use crate::tasks::python::check_sums;
 use crate::trainer::evaluate::{Evaluation, evaluate};
 use crate::trainer::session::{ProbeMode, Session};
 use crate::trainer::stop::StopFlag;
@@ -62,7 +63,10 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
         return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
-    let session = Session::assemble("train", task, &config, options, ProbeMode::Measure(&stop))?;
+    let mut session = Session::assemble("train", task, &config, options, ProbeMode::Measure(&stop))?;
+    if let Err(error) = check_sums(&mut session) {
+        return session.leave(Err(error));
+    }
     Trainer::prepare(session, config, options, stop)?.train(started)
 }
 
@@ -134,7 +138,7 @@ fn checkpoint_to_evaluate(dir: &Path, named: Option<&Path>) -> Result<PathBuf, T
 /// Checks that the task has the metric that `checkpoint.best` names: at the start, not after the
 /// first epoch.
 fn check_best_metric(task: &OpenedTask, config: &RunConfig) -> Result<(), TrainError> {
-    let metrics = task.compute.metrics(&Totals::default());
+    let metrics = task.compute.metrics(&Totals::default()).map_err(|reason| task.error(reason))?;
     let known: Vec<&str> = metrics.iter().map(|metric| metric.name.as_str()).chain(["loss"]).collect();
     let best = config.checkpoint.best.as_str();
     if known.contains(&best) {

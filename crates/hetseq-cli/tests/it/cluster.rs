@@ -275,6 +275,17 @@ impl Cluster {
         pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
     }
 
+    /// The child processes of a process that any of its threads started, the oldest first.
+    pub(crate) fn all_children(&self, member: usize) -> Vec<u32> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.members[member].id())).unwrap();
+        let of_thread = |task: std::path::PathBuf| fs::read_to_string(task.join("children")).unwrap_or_default();
+        let lists: Vec<String> = tasks.map(|task| of_thread(task.unwrap().path())).collect();
+        let mut pids: Vec<u32> =
+            lists.iter().flat_map(|list| list.split_whitespace()).map(|pid| pid.parse().unwrap()).collect();
+        pids.sort_unstable();
+        pids
+    }
+
     /// Kills all processes with `kill -9`.
     pub(crate) fn kill(mut self) {
         self.members.iter_mut().for_each(|member| member.kill().unwrap());

@@ -26,6 +26,7 @@ mod divergence;
 mod early_stop;
 mod elastic;
 mod elastic_restart;
+mod engines;
 mod entity_linking;
 mod eval;
 mod exact;

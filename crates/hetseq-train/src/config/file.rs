@@ -65,7 +65,7 @@ impl ConfigSource {
         self.parse_with(&[])
     }
 
-    fn parse_with<C: DeserializeOwned>(&self, path_keys: &[&str]) -> Result<Config<C>, TrainError> {
+    pub(crate) fn parse_with<C: DeserializeOwned>(&self, path_keys: &[&str]) -> Result<Config<C>, TrainError> {
         // The file alone first, so that its errors have a line; then each `--set` separately, so
         // that errors name it. `--set` may give a key that the file lacks, so a missing key is an
         // error only at the end.

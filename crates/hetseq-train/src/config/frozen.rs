@@ -31,7 +31,9 @@ fn freeze(frozen: &[String], layout: Layout) -> Result<Layout, String> {
         }
         patterns.push(pattern);
     }
-    let layout = layout.freeze(|entry| patterns.iter().any(|pattern| names(pattern, &entry.name)));
+    let of_task: BTreeSet<String> = layout.frozen_entries().iter().map(|entry| entry.name.clone()).collect();
+    let layout = layout
+        .freeze(|entry| of_task.contains(&entry.name) || patterns.iter().any(|pattern| names(pattern, &entry.name)));
     match layout.trainable_len() {
         0 => Err("no parameter is left to train; name fewer modules".to_owned()),
         _ => Ok(layout),

@@ -45,11 +45,12 @@ pub struct Optim {
 }
 
 impl Optim {
-    /// The optimizer for parameters of this layout.
-    pub(crate) fn build(&self, layout: &Layout) -> Result<Optimizer, OptimError> {
-        let groups = match self.layer_decay {
-            Some(decay) => ParameterGroups::with_layer_decay(layout, decay)?,
-            None => ParameterGroups::by_shape(layout),
+    /// The optimizer for parameters of this layout. `groups` are those of the task, if it has any.
+    pub(crate) fn build(&self, layout: &Layout, groups: Option<ParameterGroups>) -> Result<Optimizer, OptimError> {
+        let groups = match (self.layer_decay, groups) {
+            (Some(decay), _) => ParameterGroups::with_layer_decay(layout, decay)?,
+            (None, Some(groups)) => groups,
+            (None, None) => ParameterGroups::by_shape(layout),
         };
         Optimizer::with_groups(&self.optimizer(), layout, &groups)
     }

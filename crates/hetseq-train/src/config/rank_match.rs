@@ -16,10 +16,11 @@ use crate::task::compute::TaskKeys;
 
 /// Keys that may differ between ranks, besides those that a task names
 /// (`Task::PATH_KEYS`, `Task::LOCAL_KEYS`). A section name means all its keys.
-const LOCAL: [&str; 13] = [
+const LOCAL: [&str; 14] = [
     "run.dir",
     "run.devices",
     "run.precision",
+    "run.python",
     "run.log_every",
     "run.loader_threads",
     "run.memory_mib",
@@ -46,7 +47,7 @@ pub(crate) fn identity(command: &str, task: &OpenedTask, layout: &Layout) -> Res
         .config
         .parse()
         .map_err(|error| TrainError::Config(format!("the resolved config cannot be read as TOML: {error}")))?;
-    for (key, value) in keys_of(task.keys, &table) {
+    for (key, value) in keys_of(&task.keys, &table) {
         identity = identity.with(key, value);
     }
     // Files may define the model beyond its layout. Their content must be equal, their paths may
@@ -58,14 +59,12 @@ pub(crate) fn identity(command: &str, task: &OpenedTask, layout: &Layout) -> Res
 }
 
 /// Every key of the config that is not local, with its value as TOML.
-fn keys_of(task: TaskKeys, table: &Table) -> Vec<(String, String)> {
+fn keys_of(task: &TaskKeys, table: &Table) -> Vec<(String, String)> {
     let mut keys = Vec::new();
     flatten("", table, &mut keys);
-    let is_in = |key: &str, locals: &[&str]| locals.iter().any(|local| is_under(key, local));
-    let is_local = |key: &str| {
-        is_in(key, &LOCAL)
-            || key.strip_prefix("task.").is_some_and(|key| is_in(key, task.paths) || is_in(key, task.local))
-    };
+    let of_task = |key: &str| task.paths.iter().chain(&task.local).any(|local| is_under(key, local));
+    let is_local =
+        |key: &str| LOCAL.iter().any(|local| is_under(key, local)) || key.strip_prefix("task.").is_some_and(of_task);
     keys.retain(|(key, _)| SHARED.contains(&key.as_str()) || !is_local(key));
     keys
 }
@@ -77,7 +76,7 @@ fn is_under(key: &str, section: &str) -> bool {
 
 /// The run keys that differ between two resolved configs, `then` and `now`; none if one of them
 /// cannot be read.
-pub(crate) fn changed(task: TaskKeys, then: &str, now: &str) -> Vec<Change> {
+pub(crate) fn changed(task: &TaskKeys, then: &str, now: &str) -> Vec<Change> {
     let keys = |text: &str| -> BTreeMap<String, String> {
         let Ok(mut table) = text.parse::<Table>() else { return BTreeMap::new() };
         renamed::rename(&mut table);
@@ -122,13 +121,13 @@ mod tests {
             change("optim.eps", Some("0.5"), None),
             change("optim.lr", Some("0.1"), Some("0.2")),
         ];
-        assert_eq!(changed(TaskKeys::default(), then, now), expected);
-        assert_eq!(changed(TaskKeys::default(), then, then), []);
-        assert_eq!(changed(TaskKeys::default(), "not a config [", now), []);
+        assert_eq!(changed(&TaskKeys::default(), then, now), expected);
+        assert_eq!(changed(&TaskKeys::default(), then, then), []);
+        assert_eq!(changed(&TaskKeys::default(), "not a config [", now), []);
         // A run directory of an older version: renamed keys have not changed.
         let old = "[run]\ntask = 'masked-words'\n[comm]\nwire = 'bf16'\n";
         let new = "[run]\ntask = 'synthetic-bert'\n[comm]\nwire_dtype = 'bf16'\n";
-        assert_eq!(changed(TaskKeys::default(), old, new), []);
+        assert_eq!(changed(&TaskKeys::default(), old, new), []);
     }
 
     /// The meaning of a key depends on the task: `init` may be the file of BERT's initial weights,
@@ -137,11 +136,11 @@ mod tests {
     fn a_key_is_local_only_to_the_task_that_says_so() {
         let text = "[run]\nseed = 1\ndir = 'a'\n[task]\ninit = 'xavier'\nrecompute = true\n\
                     [comm]\nwire_dtype = 'f32'\nshard_weight = 1.0\n";
-        let compared = |keys: TaskKeys| -> Vec<String> {
+        let compared = |keys: &TaskKeys| -> Vec<String> {
             keys_of(keys, &text.parse().unwrap()).into_iter().map(|(key, _)| key).collect()
         };
-        let bert = TaskKeys { paths: BertTask::PATH_KEYS, local: BertTask::LOCAL_KEYS };
-        assert_eq!(compared(TaskKeys::default()), ["comm.wire_dtype", "run.seed", "task.init", "task.recompute"]);
-        assert_eq!(compared(bert), ["comm.wire_dtype", "run.seed"]);
+        let bert = TaskKeys::of::<BertTask>();
+        assert_eq!(compared(&TaskKeys::default()), ["comm.wire_dtype", "run.seed", "task.init", "task.recompute"]);
+        assert_eq!(compared(&bert), ["comm.wire_dtype", "run.seed"]);
     }
 }

@@ -70,6 +70,8 @@ pub struct Run {
     /// device may have another one: `gpu:0@f16`.
     #[serde(default)]
     pub precision: PrecisionPolicy,
+    /// The Python interpreter for PyTorch devices and Python tasks; by default `python3`.
+    pub python: Option<String>,
     /// Updates between log lines on plain output.
     #[serde(default = "fifty")]
     pub log_every: u64,

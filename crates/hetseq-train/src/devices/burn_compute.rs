@@ -33,8 +33,8 @@ impl<B: BurnModel> Compute for BurnCompute<B> {
         layout_of(|device| self.0.model(device))
     }
 
-    fn initial(&self, layout: &Layout, seed: u64) -> Vec<f32> {
-        params::initial(&self.0.model(&Device::flex()), layout, seed)
+    fn initial(&self, layout: &Layout, seed: u64) -> Result<Vec<f32>, TaskError> {
+        Ok(params::initial(&self.0.model(&Device::flex()), layout, seed))
     }
 
     fn open(&self, spec: &DeviceSpec, setup: &ReplicaSetup) -> Result<Box<dyn Replica>, ComputeError> {
@@ -42,8 +42,8 @@ impl<B: BurnModel> Compute for BurnCompute<B> {
         catch_panic(|| Ok(self.0.replica(device)))
     }
 
-    fn metrics(&self, totals: &Totals) -> Vec<Metric> {
-        self.0.metrics(totals)
+    fn metrics(&self, totals: &Totals) -> Result<Vec<Metric>, TaskError> {
+        Ok(self.0.metrics(totals))
     }
 
     fn hugging_face(&self) -> &dyn HuggingFace {
@@ -114,7 +114,7 @@ fn layout_of<M: burn::module::Module>(model: impl FnOnce(&Device) -> M) -> Resul
 }
 
 fn open_device(spec: &DeviceSpec, setup: &ReplicaSetup) -> Result<BurnDevice, ComputeError> {
-    let ReplicaSetup { layout, policy, steps } = setup.clone();
+    let ReplicaSetup { layout, policy, steps, .. } = setup.clone();
     let device = backend::open(&spec.kind)?;
     let precision = choose_precision(spec, policy, |precision| backend::try_product(&device, precision))?;
     Ok(BurnDevice { device: device.autodiff(), precision, layout, steps })

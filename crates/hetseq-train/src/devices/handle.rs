@@ -8,10 +8,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hetseq_kernels::Dtype;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::thread::{DeviceCommand, DeviceReply, DeviceSetup, DeviceThread, WorkDone};
+use super::thread::{DeviceCommand, DeviceReply, DeviceSetup, DeviceThread, OpenDevice, WorkDone};
 use super::{DeviceKind, DeviceSpec};
 use crate::devices::backend;
 use crate::error::TrainError;
@@ -21,10 +20,13 @@ use crate::task::ComputeError;
 /// take long.
 const FIRST_NOTICE: Duration = Duration::from_secs(4);
 
+/// More than `hetseq-engine` waits for the start of a program, whose error says more.
+const ENGINE_START_TIMEOUT: Duration = Duration::from_secs(600);
+
 pub(super) struct DeviceHandle {
     pub(super) spec: DeviceSpec,
-    /// The dtype of its products, once it is ready.
-    pub(super) precision: Dtype,
+    /// What it says of itself, once it is ready.
+    pub(super) open: OpenDevice,
     /// It failed and is no longer used.
     pub(super) is_lost: bool,
     commands: Sender<DeviceCommand>,
@@ -73,7 +75,7 @@ impl DeviceHandle {
             .map_err(TrainError::io(format!("starting the thread of {}", spec.name)))?;
         Ok(DeviceHandle {
             spec: spec.clone(),
-            precision: Dtype::F32,
+            open: OpenDevice::default(),
             is_lost: false,
             commands,
             replies,
@@ -84,10 +86,16 @@ impl DeviceHandle {
         })
     }
 
-    /// Waits until the device is open and has built its replica.
+    /// Waits until the device is open and has built its replica. Another program may take longer to
+    /// start than for a micro-batch.
     pub(super) fn ready(&mut self) -> Result<(), ComputeError> {
-        match self.wait_for_reply("starting")? {
-            DeviceReply::Ready(precision) => self.precision = precision,
+        let start_timeout = if self.spec.is_engine() { ENGINE_START_TIMEOUT } else { Duration::ZERO };
+        let hang_timeout = self.hang_timeout;
+        self.hang_timeout = hang_timeout.max(start_timeout);
+        let reply = self.wait_for_reply("starting");
+        self.hang_timeout = hang_timeout;
+        match reply? {
+            DeviceReply::Ready(open) => self.open = open,
             _ => return Err(ComputeError::UnexpectedReply),
         }
         Ok(())
@@ -139,7 +147,7 @@ impl DeviceHandle {
         let mut limit = limit;
         while let Some(reply) = self.receive(limit) {
             match reply? {
-                DeviceReply::Ready(precision) if self.replies_to_skip > 0 => self.precision = precision,
+                DeviceReply::Ready(open) if self.replies_to_skip > 0 => self.open = open,
                 DeviceReply::Loaded if self.replies_to_skip > 0 => {}
                 reply => return Ok(Some(reply)),
             }
@@ -182,12 +190,14 @@ fn thread_pool(spec: &DeviceSpec) -> Result<ThreadPool, TrainError> {
     let failed = |reason| TrainError::Device { device: spec.name.clone(), doing: "starting", reason };
     let cores = match &spec.kind {
         DeviceKind::Cpu { cores, .. } => cores.clone(),
-        DeviceKind::Gpu { .. } => Vec::new(),
+        DeviceKind::Gpu { .. } | DeviceKind::Engine { .. } => Vec::new(),
     };
+    // An engine's threads are in its own process.
+    let threads = if spec.is_engine() { 1 } else { spec.threads() };
     let (name, pin_error) = (spec.name.clone(), Arc::new(Mutex::new(None)));
     let set_error = pin_error.clone();
     let pool = ThreadPoolBuilder::new()
-        .num_threads(spec.threads())
+        .num_threads(threads)
         .thread_name(move |i| format!("{name}.{i}"))
         .start_handler(move |i| {
             if let Some(Err(reason)) = cores.get(i).map(|&core| backend::pin(core)) {

@@ -1,11 +1,13 @@
 //! The devices of this process. The trainer calls `pool`; `spec` parses device names; `handle` and
 //! `thread` are the two ends of a device. They know models only as `task::Compute`, which
 //! `burn_compute` implements: `replica` is a device's copy of a Burn model, `params` converts
-//! between tensors and the flat buffer, and only `backend` asks Burn for devices.
+//! between tensors and the flat buffer, and only `backend` asks Burn for devices. `engine` makes a
+//! device of another program.
 
 pub mod backend;
 pub(crate) mod burn_compute;
 mod done_signal;
+pub(crate) mod engine;
 mod handle;
 pub(crate) mod memory;
 pub(crate) mod params;
@@ -20,4 +22,4 @@ mod thread;
 pub use pool::devices_named;
 pub(crate) use pool::{DeviceReport, Devices, FaultInjection, LocalSum, Lost, StepParams};
 pub use precision_policy::PrecisionPolicy;
-pub use spec::{Api, DeviceKind, DeviceSpec};
+pub use spec::{Api, DeviceKind, DeviceSpec, EngineProgram};

@@ -32,6 +32,21 @@ pub enum DeviceKind {
         api: Api,
         index: usize,
     },
+    /// Another program, in a child process.
+    Engine {
+        program: EngineProgram,
+        /// Threads of a device that computes on CPU cores; 1 for others.
+        threads: usize,
+    },
+}
+
+/// The program of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EngineProgram {
+    /// PyTorch on one of its devices: `cpu`, `cuda:0`, `mps`, ...
+    Torch { device: String },
+    /// Any command, in words.
+    Exec { words: Vec<String> },
 }
 
 /// The API used to access a GPU.
@@ -71,11 +86,15 @@ impl DeviceSpec {
         matches!(self.kind, DeviceKind::Gpu { .. })
     }
 
+    pub fn is_engine(&self) -> bool {
+        matches!(self.kind, DeviceKind::Engine { .. })
+    }
+
     /// Number of host threads that it uses. The thread of a GPU only launches work, but is late if
     /// it has to wait for a core.
     pub fn threads(&self) -> usize {
         match self.kind {
-            DeviceKind::Cpu { threads, .. } => threads,
+            DeviceKind::Cpu { threads, .. } | DeviceKind::Engine { threads, .. } => threads,
             DeviceKind::Gpu { .. } => 1,
         }
     }
@@ -99,9 +118,12 @@ pub(super) fn parse_devices(
 ) -> Result<Vec<DeviceSpec>, String> {
     let mut specs = Vec::new();
     for name in text.split(',').map(str::trim) {
-        let (base, precision) = match name.split_once('@') {
-            Some((base, precision)) => (base.trim(), Some(precision.trim().parse()?)),
-            None => (name, None),
+        let (base, precision) = match name.rsplit_once('@') {
+            // An `@` in a command is part of it.
+            Some((base, precision)) if !base.starts_with(EXEC) || precision.parse::<Dtype>().is_ok() => {
+                (base.trim(), Some(precision.trim().parse()?))
+            }
+            _ => (name, None),
         };
         let kinds = parse_one(base, cores.get(), &gpus).ok_or_else(|| unknown_device(name))?;
         if kinds.is_empty() {
@@ -114,9 +136,19 @@ pub(super) fn parse_devices(
     assign_names(specs)
 }
 
+const EXEC: &str = "exec:";
+const TORCH: &str = "torch:";
+
 /// Parses one entry of the list. `None` if it is not valid.
 fn parse_one(name: &str, cores: usize, gpus: &impl Fn() -> Vec<DeviceKind>) -> Option<Vec<DeviceKind>> {
     let single = DeviceKind::Cpu { threads: 1, cores: Vec::new() };
+    if let Some(command) = name.strip_prefix(EXEC) {
+        let words = shlex::split(command).filter(|words| !words.is_empty())?;
+        return Some(vec![DeviceKind::Engine { program: EngineProgram::Exec { words }, threads: 1 }]);
+    }
+    if let Some(device) = name.strip_prefix(TORCH) {
+        return parse_torch(device.trim(), cores);
+    }
     if name == "all" {
         // Each GPU needs a host thread.
         let gpus = gpus();
@@ -134,10 +166,7 @@ fn parse_one(name: &str, cores: usize, gpus: &impl Fn() -> Vec<DeviceKind>) -> O
             let pinned: Vec<usize> = (first..=last.min(first.saturating_add(MAX_COUNT))).collect();
             return (!pinned.is_empty()).then(|| vec![DeviceKind::Cpu { threads: pinned.len(), cores: pinned }]);
         }
-        let (count, threads) = match suffix.split_once('x') {
-            Some((count, threads)) => (number(count)?, number(threads)?),
-            None => (number(suffix)?, 1),
-        };
+        let (count, threads) = parse_count(suffix)?;
         return (count * threads <= MAX_COUNT).then(|| vec![DeviceKind::Cpu { threads, cores: Vec::new() }; count]);
     }
     let api = Api::ALL.into_iter().find(|api| api.prefix() == prefix)?;
@@ -151,16 +180,56 @@ fn parse_one(name: &str, cores: usize, gpus: &impl Fn() -> Vec<DeviceKind>) -> O
     }
 }
 
+/// Parses what follows `torch:`. Its CPU is by default one device with all cores, as PyTorch uses it.
+fn parse_torch(device: &str, cores: usize) -> Option<Vec<DeviceKind>> {
+    let engine = |device: &str, threads| {
+        let program = EngineProgram::Torch { device: device.to_owned() };
+        DeviceKind::Engine { program, threads }
+    };
+    let (kind, suffix) = device.split_once(':').map_or((device, None), |(kind, suffix)| (kind, Some(suffix)));
+    match (kind, suffix) {
+        ("cpu", None) => Some(vec![engine("cpu", cores)]),
+        ("cpu", Some(suffix)) => {
+            let (count, threads) = parse_count(suffix)?;
+            (count * threads <= MAX_COUNT).then(|| vec![engine("cpu", threads); count])
+        }
+        ("", _) => None,
+        (kind, suffix) if kind.chars().all(char::is_alphanumeric) => {
+            let index: usize = suffix.map_or(Some(0), |suffix| suffix.parse().ok())?;
+            // Apple's GPU has no number.
+            let device = if kind == "mps" { kind.to_owned() } else { format!("{kind}:{index}") };
+            Some(vec![engine(&device, 1)])
+        }
+        _ => None,
+    }
+}
+
+/// Parses `4` (four single-threaded devices) or `2x8` (two devices of eight threads).
+fn parse_count(text: &str) -> Option<(usize, usize)> {
+    match text.split_once('x') {
+        Some((count, threads)) => Some((number(count)?, number(threads)?)),
+        None => Some((number(text)?, 1)),
+    }
+}
+
 fn number(text: &str) -> Option<usize> {
     text.trim().parse().ok().filter(|n| (1..=MAX_COUNT).contains(n))
 }
 
 /// Names the devices. CPU devices are numbered; a GPU keeps its number on the machine.
 fn assign_names(mut specs: Vec<DeviceSpec>) -> Result<Vec<DeviceSpec>, String> {
-    let (mut cpus, mut seen) = (0.., HashSet::new());
+    let (mut cpus, mut torch_cpus, mut commands, mut seen) = (0.., 0.., 0.., HashSet::new());
+    let next = |prefix: &str, numbers: &mut std::ops::RangeFrom<usize>| {
+        format!("{prefix}{}", numbers.next().unwrap_or_default())
+    };
     for DeviceSpec { name, kind, .. } in &mut specs {
         *name = match kind {
-            DeviceKind::Cpu { .. } => format!("cpu:{}", cpus.next().unwrap_or_default()),
+            DeviceKind::Cpu { .. } => next("cpu:", &mut cpus),
+            DeviceKind::Engine { program: EngineProgram::Exec { .. }, .. } => next(EXEC, &mut commands),
+            DeviceKind::Engine { program: EngineProgram::Torch { device }, .. } => match device.as_str() {
+                "cpu" => next("torch:cpu:", &mut torch_cpus),
+                device => format!("{TORCH}{device}"),
+            },
             kind => backend::name_of(kind),
         };
         if !seen.insert(name.clone()) {
@@ -175,7 +244,8 @@ fn unknown_device(name: &str) -> String {
         "unknown device `{name}`: use `all` (every GPU, and one device per remaining core), `cpu` (one single-threaded device \
          per core), `cpu:4` (four of them), `cpu:2x8` (two devices of eight threads each), `cpu:0-3` (one device on these \
          cores), `gpu` (every GPU) or `gpu:0` (one GPU, numbered as in `hetseq devices`; cuda:0, rocm:0, metal:0 and vulkan:0 \
-         select the API); `gpu:0@f16` computes its products in f16, see also run.precision"
+         select the API); `torch:cpu`, `torch:cpu:2x8`, `torch:cuda:0` (PyTorch, see docs/pytorch.md); `exec:COMMAND` (an \
+         engine of your own, see docs/engine-protocol.md); `gpu:0@f16` computes its products in f16, see also run.precision"
     )
 }
 
@@ -191,6 +261,8 @@ mod tests {
                 DeviceKind::Cpu { threads, cores } if cores.is_empty() => format!("{threads} threads"),
                 DeviceKind::Cpu { cores, .. } => format!("cores {cores:?}"),
                 DeviceKind::Gpu { .. } => String::new(),
+                DeviceKind::Engine { program: EngineProgram::Exec { words }, .. } => format!("{words:?}"),
+                DeviceKind::Engine { threads, .. } => format!("{threads} threads"),
             };
             let precision = spec.precision.map_or(String::new(), |precision| precision.to_string());
             [spec.name.clone(), kind, precision].join(" ").trim().to_owned()
@@ -211,6 +283,20 @@ mod tests {
         );
         assert_eq!(parse("gpu", 2).unwrap(), ["gpu:0", "gpu:1"]);
         assert_eq!(parse("rocm", 2).unwrap(), ["rocm:0"]);
+    }
+
+    #[test]
+    fn engines_are_programs() {
+        assert_eq!(parse("torch:cpu", 0).unwrap(), ["torch:cpu:0 3 threads"]);
+        assert_eq!(parse("torch:cpu:2x4", 0).unwrap(), ["torch:cpu:0 4 threads", "torch:cpu:1 4 threads"]);
+        assert_eq!(
+            parse("torch:cuda:1@bf16, torch:cuda, torch:mps, cpu:1", 0).unwrap(),
+            ["torch:cuda:1 1 threads bf16", "torch:cuda:0 1 threads", "torch:mps 1 threads", "cpu:0 1 threads"]
+        );
+        assert_eq!(
+            parse("exec:python3 'my engine.py' a@b, exec:./twin@f16", 0).unwrap(),
+            [r#"exec:0 ["python3", "my engine.py", "a@b"]"#, r#"exec:1 ["./twin"] f16"#]
+        );
     }
 
     #[test]
@@ -244,6 +330,12 @@ mod tests {
             "tpu:0",
             "gpu:0@f64",
             "all:1",
+            "torch:",
+            "torch:cpu:0",
+            "torch:cuda:x",
+            "torch:a b",
+            "exec:",
+            "exec:'open",
         ] {
             assert!(parse(bad, 1).is_err(), "{bad}");
         }

@@ -40,10 +40,19 @@ pub(super) enum Work {
 }
 
 pub(super) enum DeviceReply {
-    /// The device is open and computes products in this precision.
-    Ready(Dtype),
+    /// The device is open.
+    Ready(OpenDevice),
     Loaded,
     Done(WorkDone),
+}
+
+/// What an open device says of itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct OpenDevice {
+    /// The dtype of its products.
+    pub(super) precision: Dtype,
+    /// The size of its own memory, if known.
+    pub(super) memory_bytes: Option<u64>,
 }
 
 /// The result of [`Work`] on one device.
@@ -117,8 +126,8 @@ impl DeviceThread {
     }
 
     pub(super) fn run(self, inbox: Receiver<DeviceCommand>, outbox: Sender<Result<DeviceReply, ComputeError>>) {
-        let DeviceSetup { task, layout, policy, .. } = self.setup.clone();
-        let setup = ReplicaSetup { layout, policy, steps: self.steps.clone() };
+        let DeviceSetup { task, layout, policy, hang_timeout, .. } = self.setup.clone();
+        let setup = ReplicaSetup { layout, policy, steps: self.steps.clone(), hang_timeout };
         let mut replica = match catch_panic(|| task.compute.open(&self.spec, &setup)) {
             Ok(replica) => replica,
             Err(error) => {
@@ -132,7 +141,8 @@ impl DeviceThread {
             self.setup.done.raise();
             is_read
         };
-        let mut is_read = reply(Ok(DeviceReply::Ready(replica.precision())));
+        let open = OpenDevice { precision: replica.precision(), memory_bytes: replica.memory_bytes() };
+        let mut is_read = reply(Ok(DeviceReply::Ready(open)));
         while let Some(command) = inbox.recv().ok().filter(|_| is_read) {
             is_read = reply(self.run_command(&mut *replica, command));
         }

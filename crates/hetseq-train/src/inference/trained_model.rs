@@ -40,7 +40,7 @@ impl TrainedModel {
         };
         let layout = Arc::new(task.layout()?);
         let names = inference.hugging_face();
-        let mut parameters = task.compute.initial(&layout, 0);
+        let mut parameters = task.compute.initial(&layout, 0).map_err(|reason| task.error(reason))?;
         let found = weights::read(&checkpoint, &layout, &|name: &str| names.parameter_name(name), &mut parameters)
             .map_err(TrainError::checkpoint(&checkpoint))?;
         if let Some(missing) = found.missing.iter().find(|name| !names.allow_missing(name)) {

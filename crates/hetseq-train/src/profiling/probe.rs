@@ -61,12 +61,13 @@ pub(crate) struct Probed {
 }
 
 /// Equal devices, which are measured at the same time and at the same size: the devices of a CPU,
-/// or a single GPU.
+/// or a single GPU or engine.
 struct DeviceClass {
     /// Indices among the devices of this process.
     devices: Vec<usize>,
+    /// Whether the device reports the memory that it holds, because it is not this process's.
     is_gpu: bool,
-    /// For a GPU, the memory limit is of the GPU's memory.
+    /// The memory limit is of the memory that the device uses.
     limits: ProbeLimits,
     /// Bytes of that memory in use.
     held_bytes: u64,
@@ -76,7 +77,10 @@ struct DeviceClass {
 
 /// The class of a device: equal for devices that are measured together.
 fn kind_of(spec: &DeviceSpec, precision: Dtype) -> String {
-    if spec.is_gpu() { spec.name.clone() } else { format!("{} {precision}", spec.threads()) }
+    match spec.is_gpu() || spec.is_engine() {
+        true => spec.name.clone(),
+        false => format!("{} {precision}", spec.threads()),
+    }
 }
 
 /// Memory of this process now, plus what it will hold in training besides steps.
@@ -87,14 +91,17 @@ fn held_by_process(limits: &ProbeLimits) -> u64 {
 fn device_classes(devices: &Devices, limits: &ProbeLimits) -> Vec<DeviceClass> {
     let mut classes: Vec<(String, DeviceClass)> = Vec::new();
     for (at, (spec, precision)) in devices.specs().enumerate() {
-        let (is_gpu, key) = (spec.is_gpu(), kind_of(spec, precision));
+        let (is_gpu, key) = (spec.is_gpu() || spec.is_engine(), kind_of(spec, precision));
         match classes.iter_mut().find(|(known, _)| *known == key) {
             Some((_, class)) => class.devices.push(at),
             None => {
-                let memory_bytes = if is_gpu {
-                    [limits.gpu_memory_bytes, backend::free_bytes(&spec.kind)].into_iter().flatten().min()
-                } else {
-                    limits.memory_bytes
+                let own = || devices.memory_bytes(at).or_else(|| backend::free_bytes(&spec.kind));
+                let memory_bytes = match is_gpu.then(own).flatten() {
+                    Some(own) => Some(limits.gpu_memory_bytes.map_or(own, |limit| limit.min(own))),
+                    None if spec.is_gpu() => limits.gpu_memory_bytes,
+                    // Engines on CPU cores share the memory with this process and each other.
+                    None if spec.is_engine() => engine_share(devices, limits),
+                    None => limits.memory_bytes,
                 };
                 let held_bytes = if is_gpu { 0 } else { held_by_process(limits) };
                 let limits = ProbeLimits { memory_bytes, ..limits.clone() };
@@ -103,6 +110,13 @@ fn device_classes(devices: &Devices, limits: &ProbeLimits) -> Vec<DeviceClass> {
         }
     }
     classes.into_iter().map(|(_, class)| class).collect()
+}
+
+/// The memory for one of the engines that compute on CPU cores.
+fn engine_share(devices: &Devices, limits: &ProbeLimits) -> Option<u64> {
+    let engines =
+        (0..).zip(devices.specs()).filter(|(at, (spec, _))| spec.is_engine() && devices.memory_bytes(*at).is_none());
+    Some(limits.memory_bytes?.saturating_sub(held_by_process(limits)) / engines.count().max(1) as u64)
 }
 
 /// Measures all devices, or uses the `known` profiles of an earlier start if they are still valid.

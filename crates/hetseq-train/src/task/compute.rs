@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use hetseq_kernels::Dtype;
-use hetseq_optim::Layout;
+use hetseq_optim::{Layout, OptimError, ParameterGroups};
 use thiserror::Error;
 
-use super::{Answer, HuggingFace, Metric, TaskData, TaskError, Totals};
+use super::{Answer, HuggingFace, Metric, Task, TaskData, TaskError, Totals};
 use crate::data::loader::Job;
 use crate::devices::{DeviceSpec, PrecisionPolicy, StepParams};
 use crate::error::TrainError;
@@ -27,10 +27,17 @@ pub(crate) struct OpenedTask {
 
 /// Keys of the `[task]` table that may differ between ranks: `Task::PATH_KEYS`,
 /// `Task::LOCAL_KEYS`.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct TaskKeys {
-    pub(crate) paths: &'static [&'static str],
-    pub(crate) local: &'static [&'static str],
+    pub(crate) paths: Vec<String>,
+    pub(crate) local: Vec<String>,
+}
+
+impl TaskKeys {
+    pub(crate) fn of<T: Task>() -> Self {
+        let owned = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect();
+        TaskKeys { paths: owned(T::PATH_KEYS), local: owned(T::LOCAL_KEYS) }
+    }
 }
 
 impl OpenedTask {
@@ -56,14 +63,29 @@ pub(crate) trait Compute: Send + Sync {
     fn layout(&self) -> Result<Layout, TaskError>;
 
     /// The parameters of a new run: a function of the seed and the parameters' names.
-    fn initial(&self, layout: &Layout, seed: u64) -> Vec<f32>;
+    fn initial(&self, layout: &Layout, seed: u64) -> Result<Vec<f32>, TaskError>;
+
+    /// Learning-rate scales and weight decay per parameter, if the task sets them.
+    fn groups(&self, _layout: &Layout) -> Option<Result<ParameterGroups, OptimError>> {
+        None
+    }
+
+    /// The devices for `run.devices = "all"`, if they are not those of Burn.
+    fn all_devices(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether it computes on CPU devices of this process, so that they can replace a failed device.
+    fn runs_on_cpu(&self) -> bool {
+        true
+    }
 
     /// Opens a device and builds a replica of the model on it. Called on the device's thread, which
     /// the replica never leaves.
     fn open(&self, spec: &DeviceSpec, setup: &ReplicaSetup) -> Result<Box<dyn Replica>, ComputeError>;
 
     /// Metrics of an evaluation, as in `Task::metrics`.
-    fn metrics(&self, totals: &Totals) -> Vec<Metric>;
+    fn metrics(&self, totals: &Totals) -> Result<Vec<Metric>, TaskError>;
 
     fn hugging_face(&self) -> &dyn HuggingFace;
 }
@@ -75,12 +97,19 @@ pub(crate) struct ReplicaSetup {
     pub(crate) policy: PrecisionPolicy,
     /// The replica counts finished micro-batches here. Shows the process that it is not stuck.
     pub(crate) steps: Arc<AtomicU64>,
+    /// How long it may take for one micro-batch.
+    pub(crate) hang_timeout: Duration,
 }
 
 /// One device's copy of the model.
 pub(crate) trait Replica {
     /// The dtype of its products.
     fn precision(&self) -> Dtype;
+
+    /// The size of the device's own memory, if the replica knows it.
+    fn memory_bytes(&self) -> Option<u64> {
+        None
+    }
 
     /// Loads all parameters, or only the trainable ones, which come first.
     fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError>;

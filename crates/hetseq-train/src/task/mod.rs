@@ -24,6 +24,7 @@ pub(crate) mod totals;
 
 use burn::tensor::Device;
 use hetseq_data::{ArrayError, Batch, ChecksummedFile, DataError, SampleLengths};
+use hetseq_engine::EngineError;
 use hetseq_models::Network;
 use hetseq_optim::OptimError;
 use serde::Serialize;
@@ -134,6 +135,9 @@ pub enum TaskError {
     /// The model's parameters have no usable layout.
     #[error(transparent)]
     Layout(#[from] OptimError),
+    /// The task runs in another program.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// A message for the user: what is wrong, where, and what to do.
     #[error("{0}")]
     Other(String),

@@ -7,12 +7,15 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hetseq_engine::Python;
+
 use super::compute::{OpenedTask, TaskKeys};
 use super::{FileInference, Split, Task, TaskData, TaskError, TextInference};
 use crate::bench::{self, StepReport, StepRequest};
 use crate::checkpoint::Checkpoints;
 use crate::config::{Config, ConfigSource, RunConfig};
 use crate::devices::burn_compute;
+use crate::devices::engine::{EngineSetup, WithEngines};
 use crate::error::TrainError;
 use crate::inference::{GenerateOptions, Generator, PredictOptions, Predictor, TrainedTask, trained_task};
 use crate::run::{self, RunOptions};
@@ -21,6 +24,7 @@ use crate::tasks::fine_tuning::{
     EntityHead, EntityLinking, FineTuned, SequenceClassification, SequenceHead, TokenClassification, TokenHead,
 };
 use crate::tasks::images::{ImageClassifier, ImageTask};
+use crate::tasks::python::{self, PythonConfig};
 use crate::tasks::synthetic_bert::SyntheticBert;
 use crate::tasks::translation::{TranslationTask, Translator};
 use crate::trainer::RunOutcome;
@@ -57,6 +61,7 @@ impl Tasks {
             .with::<TranslationTask>()
             .with_generator::<Translator>()
             .with::<SyntheticBert>()
+            .with_erased(Box::new(PythonTasks))
     }
 
     /// Adds a task. It replaces an earlier task of the same name.
@@ -64,6 +69,11 @@ impl Tasks {
     pub fn with<T: Task>(mut self) -> Self {
         self.registered.retain(|task| task.name() != T::NAME);
         self.registered.push(Box::new(TypedTask::<T>(PhantomData)));
+        self
+    }
+
+    fn with_erased(mut self, task: Box<dyn ErasedTask>) -> Self {
+        self.registered.push(task);
         self
     }
 
@@ -194,7 +204,32 @@ impl<T: Task> ErasedTask for TypedTask<T> {
         let text = toml::to_string(&config).map_err(|error| unwritable(&error))?;
         let task = OpenedTask::new(open::<T>(&config)?, text);
         let table = toml::Table::try_from(&config.task).map_err(|error| unwritable(&error))?;
-        Ok((task, config.with_task(table)))
+        let setup = EngineSetup {
+            python: Python::new(config.run.python.as_deref()),
+            task: T::NAME.to_owned(),
+            config: serde_json::to_value(&table).map_err(|error| unwritable(&error))?,
+            terms: task.data.terms(),
+            seed: config.run.seed,
+        };
+        let compute = Arc::new(WithEngines { inner: task.compute.clone(), setup });
+        Ok((OpenedTask { compute, ..task }, config.with_task(table)))
+    }
+}
+
+/// Tasks of users, in Python.
+struct PythonTasks;
+
+impl ErasedTask for PythonTasks {
+    fn name(&self) -> &'static str {
+        python::NAME
+    }
+
+    fn check(&self, source: &ConfigSource) -> Result<(), TrainError> {
+        source.parse_with::<PythonConfig>(&python::PATH_KEYS).map(drop)
+    }
+
+    fn open(&self, source: &ConfigSource) -> Result<(OpenedTask, RunConfig), TrainError> {
+        python::open(source.parse_with(&python::PATH_KEYS)?)
     }
 }
 
@@ -215,7 +250,7 @@ impl OpenedTask {
             name: T::NAME.into(),
             data: task.clone() as Arc<dyn TaskData>,
             compute: Arc::new(burn_compute::training(task)),
-            keys: TaskKeys { paths: T::PATH_KEYS, local: T::LOCAL_KEYS },
+            keys: TaskKeys::of::<T>(),
             config: config.into(),
         }
     }

@@ -35,6 +35,11 @@ impl<'a> Samples<'a> {
         self.epoch_key.index(u64::from(id))
     }
 
+    /// The key of all samples in this epoch, for a task that derives keys itself.
+    pub(crate) fn epoch_key(&self) -> Key {
+        self.epoch_key
+    }
+
     /// Skips the sample `id`. `reason` must name the file.
     ///
     /// The samples of an update are fixed, so a skipped sample keeps its place in the micro-batch.

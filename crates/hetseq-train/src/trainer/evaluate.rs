@@ -110,7 +110,7 @@ pub(crate) fn evaluate(
     check(&totals, lengths.samples() as u64, skipped.first()).map_err(|reason| session.task.error(reason))?;
     let terms = &session.task.data.terms();
     let means = mean_losses(&totals.losses, &totals.counts);
-    let mut measured = session.task.compute.metrics(&totals);
+    let mut measured = session.task.compute.metrics(&totals).map_err(|reason| session.task.error(reason))?;
     broadcast_metrics(&mut session.group, &mut measured)?;
     Ok(Some(Evaluation {
         samples: totals.samples,

@@ -227,7 +227,7 @@ impl Trainer {
             return Ok(());
         }
         tracing::info!("continuing from {} with the state of rank {root}", at_update(state.cursor.updates));
-        let mut optimizer = self.config.optim.build(&self.session.layout)?;
+        let mut optimizer = self.session.optimizer(&self.config)?;
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }

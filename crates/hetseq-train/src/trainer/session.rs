@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, SplitMode};
 use hetseq_comm::{Group, Options, Regrouped, Secret, Waker};
-use hetseq_optim::Layout;
+use hetseq_optim::{Layout, Optimizer};
 use rayon::ThreadPool;
 
 use crate::config::rank_match::identity;
@@ -58,8 +58,11 @@ impl Session {
         let data_check = DataCheck::begin(&task.name, task.data.checksummed_files())?;
         let layout = Arc::new(config.optim.freeze(task.layout()?)?);
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let specs = devices_named(&config.run.devices)
-            .map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
+        let names = match config.run.devices.as_str() {
+            "all" => task.compute.all_devices().unwrap_or_else(|| "all".to_owned()),
+            names => names.to_owned(),
+        };
+        let specs = devices_named(&names).map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
         let devices = Devices::start(task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, task, &layout)?;
@@ -273,6 +276,12 @@ impl Session {
     /// Waits until the data of all ranks has passed its checksums. A collective.
     pub(crate) fn finish_data_check(&mut self, timeout: Duration) -> Result<(), TrainError> {
         self.data_check.finish(&mut self.group, timeout)
+    }
+
+    /// The optimizer for the task's parameters.
+    pub(crate) fn optimizer(&self, config: &RunConfig) -> Result<Optimizer, TrainError> {
+        let groups = self.task.compute.groups(&self.layout).transpose()?;
+        Ok(config.optim.build(&self.layout, groups)?)
     }
 
     pub(crate) fn planner(&self) -> Planner {

@@ -218,7 +218,7 @@ pub(super) fn prepare_run_dir(
 /// Random values drawn by parameter name, or the weights that the task names.
 fn initial_parameters(session: &Session, seed: u64) -> Result<Vec<f32>, TrainError> {
     let Session { task, layout, .. } = session;
-    let mut parameters = task.compute.initial(layout, seed);
+    let mut parameters = task.compute.initial(layout, seed).map_err(|reason| task.error(reason))?;
     let hub = task.compute.hugging_face();
     let Some(path) = hub.init_from() else { return Ok(parameters) };
     verify(path, CheckpointPart::Model)?;
@@ -242,7 +242,7 @@ fn initial_parameters(session: &Session, seed: u64) -> Result<Vec<f32>, TrainErr
 /// be read is no error.
 pub(super) fn config_changes_since(path: &Path, task: &OpenedTask) -> Vec<Change> {
     let then = fs::read_to_string(path.join("config.toml"));
-    then.map_or_else(|_| Vec::new(), |then| rank_match::changed(task.keys, &then, &task.config))
+    then.map_or_else(|_| Vec::new(), |then| rank_match::changed(&task.keys, &then, &task.config))
 }
 
 #[cfg(test)]

@@ -125,6 +125,7 @@ pub fn name_of(kind: &DeviceKind) -> String {
     match kind {
         DeviceKind::Cpu { .. } => "cpu".to_owned(),
         DeviceKind::Gpu { api, index } => format!("{}:{index}", api.prefix()),
+        DeviceKind::Engine { .. } => "an engine".to_owned(),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::data::loader::Job;
 use crate::devices::handle::DeviceHandle;
 use crate::devices::spec::DeviceSpec;
 use crate::devices::thread::DeviceSetup;
-use crate::devices::{Lost, PrecisionPolicy};
+use crate::devices::{DeviceKind, Lost, PrecisionPolicy};
 use crate::error::TrainError;
 
 use super::Devices;
@@ -41,11 +41,12 @@ impl Devices {
         Ok(())
     }
 
-    /// Stops using a device. If it is the last one, the CPU replaces a GPU; without the CPU, the
-    /// run cannot continue.
+    /// Stops using a device. If it is the last one, the CPU replaces it; without the CPU, the run
+    /// cannot continue on this rank.
     pub(super) fn drop_device(&mut self, at: usize, reason: String, doing: &'static str) -> Result<(), TrainError> {
         let is_last = self.alive() == [at];
-        if is_last && !self.handles[at].spec.is_gpu() {
+        let is_cpu = matches!(self.handles[at].spec.kind, DeviceKind::Cpu { .. });
+        if is_last && (is_cpu || !self.setup.task.compute.runs_on_cpu()) {
             return Err(self.handles[at].failed(doing, reason));
         }
         tracing::warn!("{} failed while {doing}: {reason}", self.handles[at].spec.name);

@@ -169,7 +169,12 @@ impl Devices {
     }
 
     pub(crate) fn specs(&self) -> impl Iterator<Item = (&DeviceSpec, Dtype)> {
-        self.handles.iter().map(|handle| (&handle.spec, handle.precision))
+        self.handles.iter().map(|handle| (&handle.spec, handle.open.precision))
+    }
+
+    /// The size of a device's own memory, if it has said so.
+    pub(crate) fn memory_bytes(&self, at: usize) -> Option<u64> {
+        self.handles.get(at).and_then(|handle| handle.open.memory_bytes)
     }
 
     /// Loads the parameters into all replicas.
