@@ -104,7 +104,6 @@ fn flatten(prefix: &str, table: &Table, keys: &mut Vec<(String, String)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::Task;
     use crate::tasks::bert::BertTask;
 
     #[test]

@@ -127,7 +127,12 @@ fn steps() {
     let (mut devices, layout) = start(&cpus(THREADS));
     let mut parameters = initial(&layout);
     let task = OpenedTask::new(Toy, String::new());
-    let setup = ReplicaSetup { layout, policy: PrecisionPolicy::default(), steps: Arc::default() };
+    let setup = ReplicaSetup {
+        layout,
+        policy: PrecisionPolicy::default(),
+        steps: Arc::default(),
+        hang_timeout: Duration::from_secs(60),
+    };
     let mut alone = task.compute.open(&DeviceSpec::cpu(0, 1), &setup).unwrap();
     for step in 0..STEPS {
         let key = Key::root(1).index(u64::from(step));

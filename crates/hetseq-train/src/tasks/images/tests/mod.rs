@@ -49,7 +49,8 @@ impl OnCpu {
     fn new(task: ImageTask) -> Self {
         let task = OpenedTask::new(task, String::new());
         let layout = Arc::new(task.compute.layout().unwrap());
-        let setup = ReplicaSetup { layout: layout.clone(), policy: PrecisionPolicy::default(), steps: Arc::default() };
+        let (policy, hang_timeout) = (PrecisionPolicy::default(), std::time::Duration::from_secs(60));
+        let setup = ReplicaSetup { layout: layout.clone(), policy, steps: Arc::default(), hang_timeout };
         let replica = task.compute.open(&DeviceSpec::cpu(0, 1), &setup).unwrap();
         OnCpu { task, layout, replica }
     }
