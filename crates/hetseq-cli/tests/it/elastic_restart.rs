@@ -32,7 +32,7 @@ fn lose_rank_0() -> ([RunDir; 3], u64) {
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended)[1..], [Some(75), Some(75)], "{ended:#?}");
     let saved = dirs[1].saved().into_iter().max().unwrap();
-    assert!(saved >= 10 && saved < UPDATES, "{saved}");
+    assert!((10..UPDATES).contains(&saved), "{saved}");
     assert!(!dirs[0].losses().contains_key(&saved));
     assert!(!dirs[2].checkpoint("").exists());
     (dirs, saved)

@@ -104,7 +104,7 @@ pub(super) fn find_newer_checkpoint(
     let decode = |(rank, bytes): (usize, &Vec<u8>)| messages::decode_json(rank, bytes);
     let answers = answers.iter().enumerate().map(decode).collect::<Result<Vec<Answer>, _>>()?;
     if rank == 0 {
-        warn_of_unusable(session, &answers);
+        warn_of_unusable(session, store, &answers);
     }
     Ok(newest(answers).map(|(owner, found)| NewerCheckpoint {
         rank: owner,
@@ -159,11 +159,11 @@ fn run_of(path: &Path) -> Option<String> {
     state["run"].as_str().map(str::to_owned)
 }
 
-fn warn_of_unusable(session: &Session, answers: &[Answer]) {
+fn warn_of_unusable(session: &Session, store: &Checkpoints, answers: &[Answer]) {
     for (rank, answer) in answers.iter().enumerate() {
         // In a shared run directory, rank 0 has seen it too.
         if let Answer::Unusable { path, reason } = answer
-            && !path.exists()
+            && !(path.starts_with(store.dir()) && path.exists())
         {
             let (host, path) = (session.group.host(rank), path.display());
             tracing::warn!("the newer checkpoint {path} of rank {rank} ({host}) is not used: {reason}");

@@ -268,9 +268,7 @@ impl Trainer {
             _ if continues => "This process ends here".to_owned(),
             0 => "There is nothing to save yet".to_owned(),
             updates => match self.checkpointing.save_alone(&mut self.learner) {
-                Ok(path) => {
-                    format!("Saved {}: the same command on the same machines resumes from there", path.display())
-                }
+                Ok(path) => format!("Saved {}: the same command resumes from there", path.display()),
                 Err(error) => format!("The state after {} could not be saved: {error}", at_update(updates)),
             },
         };
