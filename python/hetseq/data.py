@@ -96,7 +96,8 @@ class DataRole:
             "scores": [str(name) for name in task.scores],
             "splits": splits,
             # In words, so that a message that shows two of them shows what differs.
-            "fingerprint": f"code {code}, data {'/'.join(data)}, model {rest}",
+            "fingerprint": f"data {'/'.join(data)}, model {rest}",
+            "code": code,
             "config": loaded.config,
             "path_keys": loaded.path_keys,
             "export_dir": self._export(model),

@@ -123,9 +123,10 @@ class Description(WithFiles):
         self.assertEqual(self.describe()["notes"], [])
 
     def test_the_fingerprint_is_of_code_data_and_the_rest_of_the_model(self):
-        first = self.describe()["fingerprint"].split(", ")
-        self.assertEqual(self.describe("# a comment\n\n")["fingerprint"].split(", "), first)
-        changed = lambda more: [old == new for old, new in zip(first, self.describe(more)["fingerprint"].split(", "))]
+        parts = lambda described: [described["code"], *described["fingerprint"].split(", ")]
+        first = parts(self.describe())
+        self.assertEqual(parts(self.describe("# a comment\n\n")), first)
+        changed = lambda more: [old == new for old, new in zip(first, parts(self.describe(more)))]
         self.assertEqual(changed("x = 1\n"), [False, True, True])
         self.assertEqual(changed("def dataset(self, split):\n    return [torch.zeros(2)] * 10\n"), [False, False, True])
         self.assertEqual(changed("def dataset(self, split):\n    return [torch.ones(2)] * 11\n"), [False, False, True])

@@ -84,8 +84,11 @@ pub struct TaskInfo {
     #[serde(default)]
     pub scores: Vec<String>,
     pub splits: Splits,
-    /// Of the data, the code, and whatever of the model is not in `parameters`.
+    /// Of the data, and of whatever of the model is not in `parameters`.
     pub fingerprint: String,
+    /// A fingerprint of the user's code.
+    #[serde(default)]
+    pub code: String,
     /// The `[task]` table with absolute paths.
     pub config: Value,
     #[serde(default)]

@@ -50,6 +50,9 @@ pub(crate) fn identity(command: &str, task: &OpenedTask, layout: &Layout) -> Res
     for (key, value) in keys_of(&task.keys, &table) {
         identity = identity.with(key, value);
     }
+    if let Some(code) = task.compute.code() {
+        identity = identity.with("task code", code);
+    }
     // Files may define the model beyond its layout. Their content must be equal, their paths may
     // differ.
     for (name, content) in task.compute.hugging_face().files() {

@@ -55,6 +55,10 @@ impl Compute for WithEngines {
         self.inner.groups(layout)
     }
 
+    fn code(&self) -> Option<String> {
+        self.inner.code()
+    }
+
     fn all_devices(&self) -> Option<String> {
         self.inner.all_devices()
     }

@@ -70,6 +70,12 @@ pub(crate) trait Compute: Send + Sync {
         None
     }
 
+    /// A fingerprint of code that is not part of this program. Ranks must have the same, but a resume
+    /// may have changed it.
+    fn code(&self) -> Option<String> {
+        None
+    }
+
     /// The devices for `run.devices = "all"`, if they are not those of Burn.
     fn all_devices(&self) -> Option<String> {
         None

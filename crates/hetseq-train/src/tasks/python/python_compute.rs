@@ -84,6 +84,10 @@ impl Compute for PythonCompute {
         Some(ParameterGroups::new(layout, group))
     }
 
+    fn code(&self) -> Option<String> {
+        Some(self.info.code.clone())
+    }
+
     fn all_devices(&self) -> Option<String> {
         Some(if self.devices.is_empty() { "torch:cpu".to_owned() } else { self.devices.clone() })
     }
