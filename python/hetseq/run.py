@@ -83,4 +83,4 @@ def find_binary():
     found = shutil.which("hetseq")
     if found:
         return found
-    raise FileNotFoundError("the binary `hetseq` was not found. Install the wheel (pip install hetseq-rs), build it (cargo build --release), or set HETSEQ_BINARY")
+    raise FileNotFoundError("the binary `hetseq` was not found. Install the wheel hetseq-rs (scripts/build-wheel), build it (cargo build --release), or set HETSEQ_BINARY")

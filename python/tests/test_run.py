@@ -76,7 +76,7 @@ class WithBinary(unittest.TestCase):
             find_binary()
         del os.environ["HETSEQ_BINARY"]
         with unittest.mock.patch("os.access", lambda path, mode: str(path) == str(self.folder) + "/hetseq"), unittest.mock.patch("shutil.which", lambda name: None):
-            with self.assertRaisesRegex(FileNotFoundError, "pip install hetseq-rs"):
+            with self.assertRaisesRegex(FileNotFoundError, "scripts/build-wheel"):
                 find_binary()
         with unittest.mock.patch("sysconfig.get_path", lambda name: self.folder), unittest.mock.patch("hetseq.run.__file__", "/site-packages/hetseq/run.py"):
             self.assertEqual(find_binary(), path)

@@ -101,7 +101,7 @@ fn explain(error: EngineError, python: Option<&str>) -> EngineError {
         }
         EngineError::Ended { status, output } if output.contains("No module named 'hetseq") => {
             let output = format!(
-                "{output}. Install the package: pip install hetseq-rs, or set run.python to the Python that has it"
+                "{output}. Install the wheel hetseq-rs in this Python (docs/pytorch.md), or set run.python to one that has it"
             );
             EngineError::Ended { status, output }
         }
