@@ -17,7 +17,7 @@ pub use engine::{BatchFile, Engine};
 pub use error::EngineError;
 pub use messages::{
     ArrayMessage, CollatedReply, ComputeReply, EngineHello, EngineRole, EngineWelcome, EvaluateReply,
-    LayoutEntryMessage, MetricMessage, MicroRequest, ParameterInfo, SplitInfo, Splits, TaskInfo, TermMessage, bits,
+    LayoutEntryMessage, MetricMessage, MicroRequest, ParameterInfo, SplitInfo, SplitInfos, TaskInfo, TermMessage, bits,
     from_bits,
 };
 pub use process::EngineCommand;

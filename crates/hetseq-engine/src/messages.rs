@@ -83,7 +83,7 @@ pub struct TaskInfo {
     pub terms: Vec<TermMessage>,
     #[serde(default)]
     pub scores: Vec<String>,
-    pub splits: Splits,
+    pub splits: SplitInfos,
     /// Of the data, and of whatever of the model is not in `parameters`.
     pub fingerprint: String,
     /// A fingerprint of the user's code.
@@ -99,7 +99,7 @@ pub struct TaskInfo {
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Splits {
+pub struct SplitInfos {
     pub train: SplitInfo,
     #[serde(default)]
     pub valid: SplitInfo,
