@@ -1,5 +1,6 @@
 //! Ranks are lost and the others continue: over TCP, with each kind of loss.
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use hetseq_comm::{Algorithm, CommError, Contribution, Group, Options, RegroupRules, Shards, WireFormat};
@@ -30,10 +31,14 @@ fn sum(group: &mut Group, value: f32) -> Result<f32, CommError> {
 /// result of each survivor: its new rank, the old numbers of all survivors, and the sum of the old
 /// ranks.
 fn survivors(world: usize, lose: &[usize], rules: &RegroupRules, lost: impl Fn(Group) + Sync) -> Vec<Outcome> {
+    // A rank may have the first sum before it has sent the others all of it.
+    let all_have_the_sum = Barrier::new(world);
     let outcomes = on_each(joined(world), |mut group| {
         let rank = group.rank();
         group.set_regroup_rules(rules.clone());
-        assert_eq!(sum(&mut group, rank as f32).unwrap(), (0..world).sum::<usize>() as f32);
+        let first = sum(&mut group, rank as f32);
+        all_have_the_sum.wait();
+        assert_eq!(first.unwrap(), (0..world).sum::<usize>() as f32);
         if lose.contains(&rank) {
             lost(group);
             return None;
@@ -150,9 +155,12 @@ fn with_a_shared_directory_a_single_rank_continues() {
 
 #[test]
 fn a_contribution_survives_the_sum_that_fails() {
+    let all_have_the_sum = Barrier::new(3);
     on_each(joined(3), |mut group| {
         let rank = group.rank();
-        assert_eq!(sum(&mut group, rank as f32).unwrap(), 3.0);
+        let first = sum(&mut group, rank as f32);
+        all_have_the_sum.wait();
+        assert_eq!(first.unwrap(), 3.0);
         assert_eq!(group.take_contribution(), Some(vec![rank as f32; 1000]));
         if rank == 2 {
             return;
