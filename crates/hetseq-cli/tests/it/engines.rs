@@ -108,7 +108,7 @@ fn all_killed_resume_with_another_number_of_workers() {
 #[ignore = "needs HETSEQ_TEST_PYTHON"]
 fn the_run_continues_without_an_engine_that_is_killed_or_stopped() {
     let reference = reference();
-    for (signal, reason) in [("KILL", "its process ended"), ("STOP", "torch:cpu:1 failed while")] {
+    for (signal, reasons) in [("KILL", &["its process ended"][..]), ("STOP", &["it hangs", "did not answer"])] {
         let dir = RunDir::new();
         let two = with_dropout(&dir).set("run.devices", "torch:cpu:2x1").set("batch.split", "equal");
         let mut cluster = two.set("task.pause", 0.02).set("comm.progress_s", 30).start();
@@ -118,7 +118,7 @@ fn the_run_continues_without_an_engine_that_is_killed_or_stopped() {
         send(signal, engine);
         let ended = cluster.wait(SOON);
         assert_eq!(codes(&ended), [Some(0)], "{ended:#?}");
-        assert!(ended[0].stderr.contains(reason), "{ended:#?}");
+        assert!(reasons.iter().any(|reason| ended[0].stderr.contains(reason)), "{ended:#?}");
         assert_equal(&reference, &dir, signal);
     }
 }
