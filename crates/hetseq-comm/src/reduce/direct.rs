@@ -228,14 +228,11 @@ impl<'a, F> Direct<'a, F> {
         let (copy, add) = (|to: &mut f32, value| *to = value, |to: &mut f32, value| *to += value);
         if rank == self.rank {
             let (own, sum) = self.buffers.both(&range);
-            match self.sums.pop_front() {
+            // On ranks 0 and 1 there is none: their values are added together with those of the other one.
+            if let Some(before) = self.sums.pop_front() {
                 // `a + b` has the same bits as `b + a`.
-                Some(before) => {
-                    sum.iter_mut().zip(own).zip(&before).for_each(|((sum, own), before)| *sum = own + before);
-                    mesh.pool.give_sum(before);
-                }
-                // On ranks 0 and 1 it is added together with the contribution of the other one.
-                None => {}
+                sum.iter_mut().zip(own).zip(&before).for_each(|((sum, own), before)| *sum = own + before);
+                mesh.pool.give_sum(before);
             }
         } else {
             let Some(payload) = self.peers[rank].pending.pop_front() else { return false };
