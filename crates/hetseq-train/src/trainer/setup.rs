@@ -106,7 +106,7 @@ impl Parts {
             found.follow(newer, &store, &mut state)?;
         }
         set_regroup_rules(session, config)?;
-        let mut optimizer = session.optimizer(&config)?;
+        let mut optimizer = session.optimizer(config)?;
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }
