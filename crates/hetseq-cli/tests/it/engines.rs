@@ -15,7 +15,7 @@ const UPDATES: u64 = 50;
 const SOON: Duration = Duration::from_secs(120);
 
 fn python() -> String {
-    std::env::var("HETSEQ_TEST_PYTHON").expect("set HETSEQ_TEST_PYTHON to a Python that has torch")
+    std::env::var("HETSEQ_TEST_PYTHON").unwrap_or_else(|_| panic!("set HETSEQ_TEST_PYTHON to a Python that has torch"))
 }
 
 fn files() -> PathBuf {
