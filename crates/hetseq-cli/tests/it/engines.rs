@@ -164,7 +164,7 @@ fn errors_of_the_users_code_name_its_file_and_line() {
     for (fault, expected) in [
         ("exception", &["waves.py:58, in loss", "this batch is wrong"][..]),
         ("mean", &["is a mean", "Return the sum"]),
-        ("count", &["count"]),
+        ("count", &["waves.py", "counts() returned"]),
         ("shrink", &["waves.py", "is gone"]),
         ("batch-norm", &["BatchNorm", "freeze_batch_norm"]),
         ("nan", &["not finite"]),
