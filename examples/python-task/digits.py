@@ -1,6 +1,6 @@
 """Handwritten digits in PyTorch, trained by HetSeq: a complete task in one file.
 
-    hetseq prep digits data/mnist                    # or copy MNIST's four idx files there
+    hetseq prep digits --out data/mnist              # or copy MNIST's four idx files there
     hetseq train examples/python-task/digits.toml    # or: python examples/python-task/digits.py
 
 There is no training loop, no optimizer, no device and no sampler here: HetSeq does all that, on one

@@ -228,7 +228,7 @@ class Comparison:
         config = tomllib.loads((run / "config.toml").read_text())
         keys, task = config["task"], TASKS[config["run"]["task"]]
         shutil.rmtree(exported, ignore_errors=True)
-        self.execute(f"{name}.export", [self.hetseq, "export", run, exported])
+        self.execute(f"{name}.export", [self.hetseq, "export", run, "--out", exported])
         samples, labels = task.read(keys["valid"]), task.labels(task.read(keys["train"]))
 
         with no_warnings():
@@ -256,7 +256,7 @@ class Comparison:
     def compare_predictions(self, task, run, valid, logits, encoded, labels):
         """Compares `hetseq predict` with the logits of transformers on all validation samples."""
         name, output = run.name, self.work / f"{run.name}-predicted{pathlib.Path(valid).suffix}"
-        self.execute(f"{name}.predict", [self.hetseq, "predict", run, "--input", valid, "--output", output])
+        self.execute(f"{name}.predict", [self.hetseq, "predict", run, "--input", valid, "--out", output])
         if task is Texts:
             with output.open(encoding="utf-8", newline="") as file:
                 table = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))

@@ -68,7 +68,7 @@ write("train", train), write("valid", valid)
 hetseq("prep", "translate", "--source", "train.src", "--target", "train.tgt", "--valid-source", "valid.src", "--valid-target", "valid.tgt", "--out", "data", "--vocab-size", 300)
 (DIR / "run.toml").write_text(CONFIG.format(updates=150))
 hetseq("train", "run.toml", "--set", "run.dir=run")
-hetseq("export", "run", "model")
+hetseq("export", "run", "--out", "model")
 compare(DIR / "model", test, "our checkpoint")
 
 # A model saved by transformers, with our tokenizer added.

@@ -60,17 +60,19 @@ pub(crate) enum Command {
 /// Hugging Face's libraries expect. Checkpoints can be loaded directly too; an export leaves out
 /// what only a resume needs, and can store the weights in half precision.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  hetseq export runs/bert models/bert                      the best checkpoint of a run
-  hetseq export runs/bert/checkpoints/step-900 models/900  a given checkpoint
-  hetseq export runs/bert models/bert --precision bf16     half the size")]
+#[command(
+    after_help = "Examples:
+  hetseq export runs/bert --out models/bert                      the best checkpoint of a run
+  hetseq export runs/bert/checkpoints/step-900 --out models/900  a given checkpoint
+  hetseq export runs/bert --out models/bert --precision bf16     half the size",
+    override_usage = "hetseq export [OPTIONS] --out <DIR> <RUN|CHECKPOINT>"
+)]
 pub(crate) struct ExportArgs {
     /// Run directory (its best checkpoint, else the newest) or checkpoint
     #[arg(value_name = "RUN|CHECKPOINT")]
     pub(crate) from: PathBuf,
-    /// Directory to create
-    #[arg(value_name = "DIR")]
-    pub(crate) to: PathBuf,
+    #[command(flatten)]
+    pub(crate) to: OutDirArgs,
     /// Data type of the weights
     #[arg(long, default_value_t = Dtype::F32,
           value_parser = PossibleValuesParser::new(["f32", "f16", "bf16"]).try_map(|name| name.parse::<Dtype>()))]
@@ -269,6 +271,28 @@ impl RankArgs {
             rank: self.distributed_rank,
         };
         RankEnv::find(&flags, &|name| std::env::var(name).ok()).map_err(|error| UsageError(error.to_string()).into())
+    }
+}
+
+/// `--out` of commands that took the directory as their last argument in earlier releases.
+#[derive(Debug, Args)]
+pub(crate) struct OutDirArgs {
+    /// Directory to write to
+    #[arg(long, short, value_name = "DIR", required_unless_present = "last_argument")]
+    out: Option<PathBuf>,
+    #[arg(hide = true, conflicts_with = "out")]
+    last_argument: Option<PathBuf>,
+}
+
+impl OutDirArgs {
+    /// Clap guarantees one of the two.
+    pub(crate) fn dir(&self) -> &Path {
+        self.out.as_deref().or(self.last_argument.as_deref()).unwrap_or(Path::new(""))
+    }
+
+    /// Whether the directory was given as the last argument.
+    pub(crate) fn is_old_form(&self) -> bool {
+        self.last_argument.is_some()
     }
 }
 

@@ -8,10 +8,11 @@ use crate::args::ExportArgs;
 use crate::output::{eprint_line, print_line};
 
 pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let Exported { checkpoint, files } = export(&args.from, &args.to, args.precision)?;
-    eprint_line(&format!("{} -> {}", checkpoint.display(), args.to.display()));
+    let to = args.to.dir();
+    let Exported { checkpoint, files } = export(&args.from, to, args.precision)?;
+    eprint_line(&format!("{} -> {}", checkpoint.display(), to.display()));
     for file in files {
-        print_line(&args.to.join(file).display().to_string());
+        print_line(&to.join(file).display().to_string());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -26,7 +26,7 @@ fn f1(dir: &Path) -> (f64, f64) {
 fn a_pretrained_start_learns_faster() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, root) = (dir.path(), Path::new(env!("CARGO_MANIFEST_DIR")));
-    run(dir, &["prep", "digits", "data/mnist", "--train", "2000", "--test", "500"]);
+    run(dir, &["prep", "digits", "--out", "data/mnist", "--train", "2000", "--test", "500"]);
     let digits = root.join("../../configs/mnist.toml").display().to_string();
     run(dir, &["train", &digits, "--set", "run.max_updates=200", "--set", "batch.split=\"equal\""]);
 

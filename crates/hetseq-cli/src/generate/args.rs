@@ -15,7 +15,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   hetseq generate runs/multi30k < test.en > test.de
-  hetseq generate runs/multi30k --input test.en.gz --output test.de --beam 5
+  hetseq generate runs/multi30k --input test.en.gz --out test.de --beam 5
   hetseq generate runs/multi30k --interactive")]
 pub(crate) struct GenerateArgs {
     /// Run directory, checkpoint or Hugging Face directory
@@ -25,8 +25,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, short, value_name = "FILE")]
     pub(crate) input: Option<PathBuf>,
     /// File for the translations, written only when complete (default: standard output)
-    #[arg(long, short, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
+    #[arg(long, short, value_name = "FILE", alias = "output")]
+    pub(crate) out: Option<PathBuf>,
     /// Beam width: hypotheses kept per sentence; 1 is greedy search, the fastest
     #[arg(long, short, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) beam: u16,
@@ -51,6 +51,6 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value = "cpu")]
     pub(crate) devices: String,
     /// Translate each line as soon as it is entered
-    #[arg(long, conflicts_with_all = ["input", "output"])]
+    #[arg(long, conflicts_with_all = ["input", "out"])]
     pub(crate) interactive: bool,
 }

@@ -51,7 +51,7 @@ pub(crate) fn generate(tasks: &Tasks, args: &GenerateArgs) -> anyhow::Result<Exi
         return interactive(&mut generator, args);
     }
     let input = Lines::open(args.input.as_deref().unwrap_or(Path::new(STANDARD_INPUT)))?;
-    write_to(args.output.as_deref(), |out| run(&mut generator, args, input, out))
+    write_to(args.out.as_deref(), |out| run(&mut generator, args, input, out))
 }
 
 /// Translates the whole input.

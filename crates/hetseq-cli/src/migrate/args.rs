@@ -18,12 +18,12 @@ use clap::Args;
     after_help = "Examples:
   hetseq migrate python3 train.py --task mnist --data ~/data --max-sentences 64 --max-epoch 20
   hetseq migrate --world-size 4 fairseq-train data-bin/x --arch transformer --max-tokens 4096
-  hetseq migrate --output bert.toml \"$(cat run_bert.sh)\""
+  hetseq migrate --out bert.toml \"$(cat run_bert.sh)\""
 )]
 pub(crate) struct MigrateArgs {
     /// File to write; `-` is standard output
-    #[arg(long, short, value_name = "FILE", default_value = "run.toml")]
-    pub(super) output: PathBuf,
+    #[arg(long, short, value_name = "FILE", default_value = "run.toml", alias = "output")]
+    pub(super) out: PathBuf,
     /// Overwrite the file if it exists
     #[arg(long)]
     pub(super) overwrite: bool,
@@ -32,14 +32,14 @@ pub(crate) struct MigrateArgs {
     pub(super) world_size: Option<u64>,
     /// Old command, or one quoted argument with a command line or script
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    pub(super) command: Vec<String>,
+    pub(crate) command: Vec<String>,
 }
 
 impl MigrateArgs {
     /// The arguments for `hetseq train --from-flags`, which still works.
-    pub(crate) fn from_old_flags(line: &str, output: Option<PathBuf>, overwrite: bool, world: Option<usize>) -> Self {
+    pub(crate) fn from_old_flags(line: &str, out: Option<PathBuf>, overwrite: bool, world: Option<usize>) -> Self {
         MigrateArgs {
-            output: output.unwrap_or_else(|| PathBuf::from("run.toml")),
+            out: out.unwrap_or_else(|| PathBuf::from("run.toml")),
             overwrite,
             world_size: world.map(|world| world as u64),
             command: vec![line.to_owned()],

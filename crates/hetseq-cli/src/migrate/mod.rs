@@ -32,11 +32,10 @@ use crate::output::{eprint_line, print_line};
 use convert::{ConvertContext, Converted};
 
 pub(crate) fn migrate(tasks: &Tasks, args: &MigrateArgs) -> anyhow::Result<ExitCode> {
-    let path = args.output.as_path();
+    let path = args.out.as_path();
     let to_stdout = path == Path::new("-");
     if !to_stdout && path.exists() && !args.overwrite {
-        let message =
-            format!("{} already exists: choose another file with --output, or add --overwrite", path.display());
+        let message = format!("{} already exists: choose another file with --out, or add --overwrite", path.display());
         return Err(UsageError(message).into());
     }
     let (program, mut converted) = read(&args.command, &tasks.names(), args.world_size).map_err(UsageError)?;

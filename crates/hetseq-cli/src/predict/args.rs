@@ -16,7 +16,7 @@ use clap::Args;
 /// word, label (if the input has labels) and predicted label; otherwise a table separated by tabs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  hetseq predict runs/ner --input new.conll --output tagged.conll
+  hetseq predict runs/ner --input new.conll --out tagged.conll
   hetseq predict runs/reviews --input new.tsv --set task.text=review > labels.tsv
   hetseq predict runs/digits --input photos/ --json")]
 pub(crate) struct PredictArgs {
@@ -27,8 +27,8 @@ pub(crate) struct PredictArgs {
     #[arg(long, short, value_name = "FILE")]
     pub(crate) input: PathBuf,
     /// File for the predictions, written only when complete (default: standard output)
-    #[arg(long, short, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
+    #[arg(long, short, value_name = "FILE", alias = "output")]
+    pub(crate) out: Option<PathBuf>,
     /// Write one JSON object per sentence, text or image, with all probabilities
     #[arg(long)]
     pub(crate) json: bool,

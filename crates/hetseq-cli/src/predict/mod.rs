@@ -37,7 +37,7 @@ pub(crate) fn predict(tasks: &Tasks, args: &PredictArgs) -> anyhow::Result<ExitC
         return Ok(crate::stopped());
     };
     let format = if args.json { PredictionFormat::JsonLines } else { PredictionFormat::Text };
-    write_to(args.output.as_deref(), |out| {
+    write_to(args.out.as_deref(), |out| {
         match predictor.write(&answers, format, out).and_then(|()| out.flush()) {
             // The reader has enough, as `head` does.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}

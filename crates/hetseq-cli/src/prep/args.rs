@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::PrepTranslateArgs;
-use crate::args::at_least_one;
+use crate::args::{OutDirArgs, at_least_one};
 
 /// Prepare training data
 #[derive(Debug, Subcommand)]
@@ -18,10 +18,13 @@ pub(crate) enum PrepArgs {
 }
 
 /// Draw digits in MNIST's file format, as data for first trials
+///
+/// Writes the four idx files of MNIST.
 #[derive(Debug, Args)]
+#[command(override_usage = "hetseq prep digits [OPTIONS] --out <DIR>")]
 pub(crate) struct PrepDigitsArgs {
-    /// Directory for the four idx files
-    pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) to: OutDirArgs,
     /// Number of training images
     #[arg(long, default_value_t = 9000, value_parser = at_least_one())]
     pub(crate) train: u32,
@@ -37,9 +40,10 @@ pub(crate) struct PrepDigitsArgs {
 ///
 /// The folders are train/<class>/ and valid/<class>/.
 #[derive(Debug, Args)]
+#[command(override_usage = "hetseq prep image-folder [OPTIONS] --out <DIR>")]
 pub(crate) struct PrepImageFolderArgs {
-    /// Directory for the folders `train` and `valid`
-    pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) to: OutDirArgs,
     /// Number of training images
     #[arg(long, default_value_t = 3000, value_parser = at_least_one_each())]
     pub(crate) train: u32,
@@ -63,16 +67,16 @@ fn at_least_one_each() -> clap::builder::RangedI64ValueParser<u32> {
 /// same bytes on any machine. After an interruption, the same command resumes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  hetseq prep bert wiki/ --output data/wiki --valid-fraction 0.01
-  hetseq prep bert text.txt.gz --output data/text --vocab bert-base-uncased/vocab.txt
+  hetseq prep bert wiki/ --out data/wiki --valid-fraction 0.01
+  hetseq prep bert text.txt.gz --out data/text --vocab bert-base-uncased/vocab.txt
   hetseq prep verify data/wiki")]
 pub(crate) struct PrepBertArgs {
     /// Files, or directories with files that end in .txt, .gz or have no extension
     #[arg(required = true, value_name = "INPUT")]
     pub(crate) inputs: Vec<PathBuf>,
     /// Output directory: a new one, or one that the same command has started
-    #[arg(long, short, value_name = "DIR")]
-    pub(crate) output: PathBuf,
+    #[arg(long, short, value_name = "DIR", alias = "output")]
+    pub(crate) out: PathBuf,
     /// Size of the vocabulary to train
     #[arg(long, default_value_t = 30522, value_name = "N")]
     pub(crate) vocab_size: usize,

@@ -55,7 +55,7 @@ fn settings(args: &PrepBertArgs) -> Result<PrepSettings, UsageError> {
         inputs: args.inputs.clone(),
         valid: args.valid.clone(),
         valid_fraction: args.valid_fraction,
-        output: args.output.clone(),
+        output: args.out.clone(),
         vocabulary,
         sentences,
         format,

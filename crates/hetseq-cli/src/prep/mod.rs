@@ -18,11 +18,13 @@ use args::{PrepDigitsArgs, PrepImageFolderArgs};
 
 pub(crate) fn prep(args: &PrepArgs) -> anyhow::Result<ExitCode> {
     match args {
-        PrepArgs::Digits(PrepDigitsArgs { dir, train, test, seed }) => {
+        PrepArgs::Digits(PrepDigitsArgs { to, train, test, seed }) => {
+            let dir = to.dir();
             write_digits(dir, *train as usize, *test as usize, *seed)?;
             print_line(&format!("{}: {train} training and {test} test images of drawn digits", dir.display()));
         }
-        PrepArgs::ImageFolder(PrepImageFolderArgs { dir, train, valid, seed }) => {
+        PrepArgs::ImageFolder(PrepImageFolderArgs { to, train, valid, seed }) => {
+            let dir = to.dir();
             // The files of an earlier call would stay and mix with the new ones.
             if folder::has_train_folder(dir) {
                 return Err(UsageError(format!(

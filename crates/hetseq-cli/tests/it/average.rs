@@ -56,7 +56,7 @@ fn the_mean_of_three_checkpoints_is_exact_and_can_be_evaluated() {
     assert!((losses[1]..losses[0]).contains(&loss(&mean)), "{losses:?}");
 
     let exported = dir.path().join("exported");
-    Job::new(["export"]).arg(&mean).arg(&exported).succeed();
+    Job::new(["export"]).arg(&mean).arg("--out").arg(&exported).succeed();
     assert_eq!(weights(&exported), found);
 }
 

@@ -184,7 +184,7 @@ fn a_checkpoint_is_a_hugging_face_directory_and_can_initialize_a_run() {
     // Exported without the trainer's files, then loaded by a run on shards that has no model
     // config.
     let exported = dir.path().join("exported");
-    let output = Job::new(["export"]).arg(dir.path()).arg(&exported).succeed();
+    let output = Job::new(["export"]).arg(dir.path()).arg("--out").arg(&exported).succeed();
     assert_eq!(output.lines().count(), 5, "{output}");
     let next = RunDir::new();
     fs::write(next.path().join("none.toml"), RUN.replace("config = \"config.json\"\n", "")).unwrap();
@@ -211,7 +211,7 @@ fn a_migrated_command_line_trains() {
         dir.path().join("run").display()
     );
     let config = dir.path().join("bert.toml");
-    let output = Job::new(["migrate", "--output"]).arg(&config).arg(&line).in_dir(corpus()).succeed();
+    let output = Job::new(["migrate", "--out"]).arg(&config).arg(&line).in_dir(corpus()).succeed();
     assert!(!output.contains("will reject"), "{output}");
     Job::new(["train"]).arg(&config).in_dir(corpus()).set("run.devices", "cpu:1").succeed();
     assert!(dir.path().join("run/checkpoints/step-3/tokenizer.json").exists());

@@ -93,10 +93,8 @@ fn a_damaged_best_checkpoint_is_not_used() {
     assert!(evaluated.code() == Some(0) && evaluated.stdout.contains("checkpoints/step-6\n"), "{evaluated:#?}");
     assert!(evaluated.stderr.contains("step-4 is damaged and not used"), "{}", evaluated.stderr);
     let link = dir.checkpoint("best");
-    let named = |command: &str, path: &Path, to: &PathBuf| {
-        let job = Job::new([command]).arg(path);
-        if command == "average" { job.arg("--out").arg(to) } else { job.arg(to) }.run().remove(0)
-    };
+    let named =
+        |command: &str, path: &Path, to: &PathBuf| Job::new([command]).arg(path).arg("--out").arg(to).run().remove(0);
     for ended in [
         Job::mnist("eval", dir.path()).arg("--checkpoint").arg(&link).run().remove(0),
         named("export", &best, &to("a")),
@@ -106,7 +104,7 @@ fn a_damaged_best_checkpoint_is_not_used() {
         assert_failed(&ended, &["is damaged: model.safetensors is not what was saved"]);
         assert!(!to("a").exists());
     }
-    Job::new(["export"]).arg(dir.path()).arg(to("exported")).succeed();
+    Job::new(["export"]).arg(dir.path()).arg("--out").arg(to("exported")).succeed();
     assert_eq!(
         fs::read(to("exported").join(WEIGHTS)).unwrap(),
         fs::read(dir.checkpoint("step-6").join(WEIGHTS)).unwrap()
@@ -123,11 +121,11 @@ fn an_empty_or_missing_model_is_not_exported() {
     for step in ["step-2", "step-4", "step-6"] {
         fs::write(dir.checkpoint(step).join(WEIGHTS), "").unwrap();
     }
-    let export = || Job::new(["export"]).arg(dir.path()).arg(&to).run().remove(0);
+    let export = || Job::new(["export"]).arg(dir.path()).arg("--out").arg(&to).run().remove(0);
     assert_failed(&export(), &["is damaged: model.safetensors has 0 bytes, "]);
     fs::remove_file(dir.checkpoint("step-4").join("trainer/manifest.json")).unwrap();
     assert_failed(
-        &Job::new(["export"]).arg(dir.checkpoint("step-4")).arg(&to).run()[0],
+        &Job::new(["export"]).arg(dir.checkpoint("step-4")).arg("--out").arg(&to).run()[0],
         &["is damaged: model.safetensors: "],
     );
     assert!(!to.exists());

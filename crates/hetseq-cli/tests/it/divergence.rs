@@ -124,12 +124,12 @@ fn weights_that_are_not_finite_are_neither_used_for_translation_nor_exported() {
     let dir = RunDir::new();
     translation::train(&dir, 1).succeed();
     let (copy, input) = (dir.path().join("copy"), dir.path().join("input.txt"));
-    Job::new(["export"]).arg(dir.path()).arg(&copy).succeed();
+    Job::new(["export"]).arg(dir.path()).arg("--out").arg(&copy).succeed();
     put_nan(&copy);
     fs::write(&input, "sao tau.\n").unwrap();
     let ended = Job::new(["generate"]).arg(&copy).arg("--input").arg(&input).run().remove(0);
     assert_failed(&ended, &["copy", " is NaN at element "]);
-    let ended = Job::new(["export"]).arg(&copy).arg(dir.path().join("again")).run().remove(0);
+    let ended = Job::new(["export"]).arg(&copy).arg("--out").arg(dir.path().join("again")).run().remove(0);
     assert_failed(&ended, &[" is NaN at element "]);
     assert!(!dir.path().join("again").exists());
 }

@@ -134,7 +134,7 @@ fn assert_words_are_predicted(dir: &RunDir, accuracy: f64) {
 
     // An export has no config of the run, and is a directory as transformers saves it.
     let export = dir.path().join("export");
-    Job::new(["export"]).arg(dir.path()).arg(&export).succeed();
+    Job::new(["export"]).arg(dir.path()).arg("--out").arg(&export).succeed();
     let job = Job::new(["predict"]).arg(&export).arg("--input").arg("dev.conll").in_dir(corpus());
     assert_eq!(job.succeed().lines().collect::<Vec<_>>(), lines);
 

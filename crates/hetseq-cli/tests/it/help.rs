@@ -24,10 +24,10 @@ fn the_help_of_every_subcommand_names_its_flags() {
                 "-v, --verbose",
             ],
         ),
-        ("predict", &["--input", "--output", "--set", "--json", "Examples:"]),
+        ("predict", &["--input", "--out", "--set", "--json", "Examples:"]),
         ("generate", &["--beam", "--n-best", "--interactive", "Marian", "Examples:"]),
-        ("export", &["RUN", "CHECKPOINT", "--precision", "Examples:"]),
-        ("migrate", &["--output", "--overwrite", "--world-size", "COMMAND", "fairseq-train", "Examples:"]),
+        ("export", &["RUN", "CHECKPOINT", "--out", "--precision", "Examples:"]),
+        ("migrate", &["--out", "--overwrite", "--world-size", "COMMAND", "fairseq-train", "Examples:"]),
         (
             "train",
             &[
@@ -75,7 +75,7 @@ fn the_help_of_every_subcommand_names_its_flags() {
         ("prep", &["digits", "image-folder", "bert", "translate", "verify"]),
         (
             "prep bert",
-            &["INPUT", "--output", "--vocab-size", "--valid-fraction", "--format", "--dupe-factor", "--shard-mb"],
+            &["INPUT", "--out", "--vocab-size", "--valid-fraction", "--format", "--dupe-factor", "--shard-mb"],
         ),
         (
             "prep translate",
@@ -91,8 +91,8 @@ fn the_help_of_every_subcommand_names_its_flags() {
             ],
         ),
         ("prep verify", &["DIR", "--vocab-size", "--json"]),
-        ("prep digits", &["--train", "--test", "--seed"]),
-        ("prep image-folder", &["--train", "--valid", "--seed"]),
+        ("prep digits", &["--out", "--train", "--test", "--seed"]),
+        ("prep image-folder", &["--out", "--train", "--valid", "--seed"]),
     ];
     for (command, words) in expected {
         let text = Job::new(command.split_whitespace().chain(["--help"])).succeed();

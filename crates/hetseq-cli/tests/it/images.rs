@@ -28,8 +28,13 @@ fn drawn() -> &'static Path {
 
 fn draw(dir: &Path) {
     let (train, valid) = (TRAIN_SAMPLES.to_string(), VALID_SAMPLES.to_string());
-    let output =
-        Job::new(["prep", "image-folder"]).arg(dir).arg("--train").arg(train).arg("--valid").arg(valid).succeed();
+    let output = Job::new(["prep", "image-folder", "--out"])
+        .arg(dir)
+        .arg("--train")
+        .arg(train)
+        .arg("--valid")
+        .arg(valid)
+        .succeed();
     assert!(output.contains("60 training and 20 validation images in class folders"), "{output}");
 }
 
@@ -225,7 +230,11 @@ fn invalid_image_data_is_refused() {
     assert_refused(&job.run().remove(0), 2, "expected a number or [red, green, blue]");
     let job = train(&run, drawn(), 5).set("task.model", "resnet51");
     assert_refused(&job.run().remove(0), 2, "Did you mean `resnet50`?");
-    assert_refused(&Job::new(["prep", "image-folder"]).arg(drawn()).run().remove(0), 2, "already has a folder `train`");
+    assert_refused(
+        &Job::new(["prep", "image-folder", "--out"]).arg(drawn()).run().remove(0),
+        2,
+        "already has a folder `train`",
+    );
 }
 
 fn assert_refused(ended: &Ended, code: i32, message: &str) {
@@ -255,7 +264,7 @@ fn a_trained_model_classifies_files() {
 
     // An export needs no config of the run.
     let export = dir.path().join("export");
-    Job::new(["export"]).arg(dir.path()).arg(&export).succeed();
+    Job::new(["export"]).arg(dir.path()).arg("--out").arg(&export).succeed();
     let one = rows[0][0];
     let output = Job::new(["predict"]).arg(&export).arg("--input").arg(one).arg("--json").succeed();
     let json: serde_json::Value = serde_json::from_str(&output).unwrap();

@@ -18,7 +18,7 @@ fn convert(dir: &RunDir, options: &[&str], line: &str) -> Job {
 #[test]
 fn the_written_config_trains_with_the_printed_command() {
     let dir = RunDir::new();
-    Job::new(["prep", "digits", "MNIST/raw", "--train", "2000", "--test", "300"]).in_dir(dir.path()).succeed();
+    Job::new(["prep", "digits", "--out", "MNIST/raw", "--train", "2000", "--test", "300"]).in_dir(dir.path()).succeed();
     let output = convert(&dir, &[], &line()).succeed();
     assert!(output.contains("task.data = \"MNIST/raw\""), "{output}");
     let command = output.lines().last().unwrap().trim();
@@ -42,10 +42,10 @@ fn an_existing_file_is_replaced_only_with_overwrite() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
     convert(&dir, &["--overwrite"], &line()).succeed();
     assert!(fs::read_to_string(&path).unwrap().contains("[optim]"));
-    convert(&dir, &["--output", "other.toml"], &line()).succeed();
+    convert(&dir, &["--out", "other.toml"], &line()).succeed();
     assert_eq!(fs::read(dir.path().join("other.toml")).unwrap(), fs::read(&path).unwrap());
     // With `-`, standard output has only the file.
-    assert_eq!(convert(&dir, &["--output", "-"], &line()).succeed(), fs::read_to_string(&path).unwrap());
+    assert_eq!(convert(&dir, &["--out", "-"], &line()).succeed(), fs::read_to_string(&path).unwrap());
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn the_command_can_be_given_without_quotes() {
 #[test]
 fn the_old_flag_still_works_and_names_the_new_command() {
     let dir = RunDir::new();
-    let new = convert(&dir, &["--output", "new.toml"], &line()).succeed();
+    let new = convert(&dir, &["--out", "new.toml"], &line()).succeed();
     let old = Job::new(["train", "--from-flags", &line(), "--output", "old.toml"]).in_dir(dir.path()).run().remove(0);
     assert_eq!(old.code(), Some(0), "{old:#?}");
     assert!(old.stderr.contains("`hetseq train --from-flags` is now `hetseq migrate`"), "{}", old.stderr);

@@ -30,7 +30,7 @@ fn text_dir(name: &str) -> PathBuf {
 
 fn prep(dir: &std::path::Path, more: &[&str]) -> Job {
     let (input, output) = (dir.join("text.txt").display().to_string(), dir.join("out").display().to_string());
-    let given = ["prep", "bert", &input, "--output", &output, "--vocab-size", "300", "--valid-fraction", "0.1"];
+    let given = ["prep", "bert", &input, "--out", &output, "--vocab-size", "300", "--valid-fraction", "0.1"];
     Job::new(given.iter().chain(more).map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
 }
 
@@ -89,12 +89,12 @@ fn missing_files_and_invalid_flags_are_usage_errors() {
     let wrong: [(Vec<String>, &str); 9] = [
         (words("prep verify DIR"), "there is no directory"),
         (words("bench data DIR"), "there is no directory"),
-        (bert(&[&nowhere, "--output", &out]), "there is no file or directory"),
-        (bert(&[&text, "--output", &out, "--valid", &nowhere]), "there is no file or directory"),
-        (bert(&[&text, "--output", &out, "--vocab", &nowhere]), "nowhere"),
-        (bert(&[&text, "--output", &text]), "text.txt"),
-        (bert(&[&text, "--output", &out, "--dupe-factor", "2"]), "--dupe-factor needs --format hdf5"),
-        (bert(&[&text, "--output", &out, "--whole-word"]), "--whole-word needs --format hdf5"),
+        (bert(&[&nowhere, "--out", &out]), "there is no file or directory"),
+        (bert(&[&text, "--out", &out, "--valid", &nowhere]), "there is no file or directory"),
+        (bert(&[&text, "--out", &out, "--vocab", &nowhere]), "nowhere"),
+        (bert(&[&text, "--out", &text]), "text.txt"),
+        (bert(&[&text, "--out", &out, "--dupe-factor", "2"]), "--dupe-factor needs --format hdf5"),
+        (bert(&[&text, "--out", &out, "--whole-word"]), "--whole-word needs --format hdf5"),
         (words("bench data --seconds nan"), "expected a number from 0 to 86400"),
     ];
     for (args, part) in wrong {

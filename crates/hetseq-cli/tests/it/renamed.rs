@@ -45,3 +45,28 @@ fn old_and_new_name_of_a_key_at_once_are_refused() {
     assert_eq!(ended.code(), Some(2), "{ended:#?}");
     assert!(ended.stderr.contains("shard_weight"), "{}", ended.stderr);
 }
+
+/// `--out` was `--output` in some commands, and the last argument in others.
+#[test]
+fn old_forms_of_out_work_and_warn() {
+    let dir = RunDir::new();
+    let text = "The first sentence.\nThe second sentence.\n\n".repeat(20);
+    fs::write(dir.path().join("text.txt"), text).unwrap();
+    let old_forms: [(&[&str], &str); 3] = [
+        (&["prep", "digits", "digits", "--train", "20", "--test", "10"], "DIR as the last argument is now --out DIR"),
+        (&["prep", "bert", "text.txt", "--output=bert", "--vocab-size", "100"], "--output is now --out;"),
+        (&["migrate", "--output", "run.toml", "python3 train.py --task mnist --data d"], "--output is now --out;"),
+    ];
+    for (args, warning) in old_forms {
+        let ended = Job::new(args).in_dir(dir.path()).run().remove(0);
+        assert_eq!(ended.code(), Some(0), "{args:?}: {ended:#?}");
+        assert_eq!(ended.stderr.matches(warning).count(), 1, "{args:?}: {}", ended.stderr);
+    }
+    for written in ["digits/train-images-idx3-ubyte.gz", "bert/corpus.json", "run.toml"] {
+        assert!(dir.path().join(written).is_file(), "{written}");
+    }
+    // A flag of the old command is no flag of `migrate`.
+    let args = ["migrate", "--out", "-", "python3", "train.py", "--task", "mnist", "--data", "d", "--output", "x"];
+    let ended = Job::new(args).in_dir(dir.path()).run().remove(0);
+    assert!(!ended.stderr.contains("is now"), "{}", ended.stderr);
+}

@@ -178,6 +178,6 @@ fn invalid_input_is_reported_with_file_and_line() {
         assert_eq!(ended.code(), Some(2), "{more:?}: {}", ended.stderr);
         assert!(ended.stderr.contains(part), "{more:?}: {}", ended.stderr);
     }
-    let ended = Job::new(["prep", "bert", &path("train.en"), "--output", &path("out")]).run().remove(0);
+    let ended = Job::new(["prep", "bert", &path("train.en"), "--out", &path("out")]).run().remove(0);
     assert!(ended.code() == Some(2) && ended.stderr.contains("`pairs`"), "{}", ended.stderr);
 }

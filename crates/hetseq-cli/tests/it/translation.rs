@@ -103,7 +103,7 @@ fn a_model_learns_to_translate() {
     // Translates the test set with the command.
     let out = dir.path().join("test.out");
     let generate = || Job::new(["generate"]).arg(dir.path()).args(["--input", "test.src"]).in_dir(corpus());
-    generate().arg("--output").arg(&out).succeed();
+    generate().arg("--out").arg(&out).succeed();
     let score = Job::new(["score"]).arg(&out).arg("test.tgt").arg("--json").in_dir(corpus()).succeed();
     let score: serde_json::Value = serde_json::from_str(&score).unwrap();
     let text = fs::read_to_string(&out).unwrap();
@@ -119,7 +119,7 @@ fn a_model_learns_to_translate() {
 
     // An export has no config of the run. Its config.json names a class only if transformers has it.
     let export = dir.path().join("export");
-    Job::new(["export"]).arg(dir.path()).arg(&export).succeed();
+    Job::new(["export"]).arg(dir.path()).arg("--out").arg(&export).succeed();
     let path = export.join("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     config.as_object_mut().unwrap().remove("architectures");

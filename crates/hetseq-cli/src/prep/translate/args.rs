@@ -29,7 +29,7 @@ pub(crate) struct PrepTranslateArgs {
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "valid_source")]
     pub(super) valid_target: Vec<PathBuf>,
     /// Output directory: a new one, or one that the same command has started
-    #[arg(long, short, value_name = "DIR", visible_alias = "output")]
+    #[arg(long, short, value_name = "DIR", alias = "output")]
     pub(super) out: PathBuf,
     /// Size of the vocabulary to train
     #[arg(long, default_value_t = 8000, value_name = "N")]

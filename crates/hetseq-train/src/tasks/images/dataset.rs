@@ -26,7 +26,7 @@ impl Dataset {
         if !dir.is_dir() {
             return Err(TaskError::Other(format!(
                 "there is no data directory {0}; set task.data to one with class folders or MNIST's four idx files, or \
-                 create example images: hetseq prep digits {0}",
+                 create example images: hetseq prep digits --out {0}",
                 dir.display()
             )));
         }
