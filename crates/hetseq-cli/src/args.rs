@@ -10,6 +10,7 @@ use hetseq_train::{ConfigSource, Dtype, TrainError};
 
 use crate::average::AverageArgs;
 use crate::bench::BenchArgs;
+use crate::config_command::ConfigCommand;
 use crate::generate::GenerateArgs;
 use crate::migrate::MigrateArgs;
 use crate::plan::PlanArgs;
@@ -45,6 +46,8 @@ pub(crate) enum Command {
     Migrate(MigrateArgs),
     Demo(DemoArgs),
     Devices(DevicesArgs),
+    #[command(subcommand)]
+    Config(ConfigCommand),
     Plan(PlanArgs),
     Simulate(SimulateArgs),
     Report(ReportArgs),

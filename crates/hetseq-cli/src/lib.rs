@@ -7,6 +7,7 @@ mod allocator;
 mod args;
 mod average;
 mod bench;
+mod config_command;
 mod demo;
 mod devices;
 mod eval;
@@ -81,6 +82,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Score(args) => score::score(&args),
         Command::Migrate(args) => migrate::migrate(tasks, &args),
         Command::Demo(args) => demo::demo(&args),
+        Command::Config(command) => config_command::config(&command),
         Command::Devices(args) => devices::devices(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Simulate(args) => simulate::simulate(&args),

@@ -27,7 +27,7 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("H
 /// For the models of custom tasks, which then need no version of it of their own.
 pub use burn;
 pub use checkpoint::{Checkpoints, SaveError};
-pub use config::{Config, ConfigSource, Every, OnSaveError, Reset, Resume, suggest, wire_format};
+pub use config::{Config, ConfigSource, Every, OnSaveError, Reset, Resume, config_reference, suggest, wire_format};
 pub use devices::{Api, DeviceKind, DeviceSpec, EngineProgram, PrecisionPolicy, devices_named};
 pub use error::TrainError;
 pub use hetseq_kernels::Dtype;

@@ -4,7 +4,7 @@ use crate::cluster::Job;
 
 #[test]
 fn the_help_of_every_subcommand_names_its_flags() {
-    let expected: [(&str, &[&str]); 24] = [
+    let expected: [(&str, &[&str]); 26] = [
         (
             "",
             &[
@@ -50,6 +50,8 @@ fn the_help_of_every_subcommand_names_its_flags() {
         ("average", &["CHECKPOINT", "--last", "--out", "RUN"]),
         ("demo", &["--dir", "--slowdown"]),
         ("devices", &["--json"]),
+        ("config", &["reference"]),
+        ("config reference", &["SECTION", "TASK", "Examples:"]),
         ("plan", &["CONFIG", "--set", "--profile", "profile.json", "--tokens-per-sample", "--json"]),
         (
             "simulate",
@@ -127,7 +129,7 @@ fn wrong_usage_exits_with_code_2() {
 /// The list of subcommands has one line each, in short phrases without a full stop.
 #[test]
 fn the_summaries_of_subcommands_fit_on_one_line() {
-    for group in ["", "bench", "prep"] {
+    for group in ["", "bench", "config", "prep"] {
         let text = Job::new(group.split_whitespace().chain(["--help"])).succeed();
         let commands = text.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
         for line in commands.lines() {

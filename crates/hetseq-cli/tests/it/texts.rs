@@ -11,7 +11,7 @@ use crate::run_dir::RunDir;
 
 const MIXED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/profiles/mixed-8.json");
 
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 26] = [
     "",
     "train",
     "eval",
@@ -23,6 +23,8 @@ const COMMANDS: [&str; 24] = [
     "migrate",
     "demo",
     "devices",
+    "config",
+    "config reference",
     "plan",
     "simulate",
     "report",

@@ -72,6 +72,13 @@ fn keys_of(task: &TaskKeys, table: &Table) -> Vec<(String, String)> {
     keys
 }
 
+/// Whether a key, which is none of the task's, may differ between ranks. `comm.encrypt` may not: ranks
+/// notice that when they connect.
+pub(super) fn may_differ(key: &str) -> bool {
+    let is_local = LOCAL.iter().any(|local| is_under(key, local));
+    is_local && !SHARED.contains(&key) && key != "comm.encrypt"
+}
+
 /// Whether `key` is `section` or inside it.
 fn is_under(key: &str, section: &str) -> bool {
     key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
