@@ -53,7 +53,7 @@ pub(super) fn lines(converted: &Converted, program: &str, config: &str, is_writt
     }
     lines.push(String::new());
     let written = if is_written { format!("Wrote {config}") } else { format!("Save it as {config}") };
-    lines.push(format!("{written}. GUIDE.md explains the keys, docs/migrating.md the differences."));
+    lines.push(format!("{written}. docs/configuration.md explains the keys, docs/migrating.md the differences."));
     lines.extend(converted.launch.notes.iter().cloned());
     let commands = converted.launch.commands(config);
     let heading = match commands.len() {

@@ -50,7 +50,9 @@ pub(in crate::migrate) static FLAGS: &[Flag] = &[
         ],
         Value,
         Hetseq,
-        Manual("belongs to the tasks for named entities and entity linking, which are not supported yet"),
+        Manual(
+            "belongs to the tasks for named entities and entity linking: write [task] by hand, see docs/tasks/fine-tuning.md",
+        ),
     ),
     flag(&["train-subset"], Value, Both, Manual("the task finds its training files in task.data")),
     flag(&["valid-subset"], Value, Both, Manual("the task finds its validation files in task.data")),
