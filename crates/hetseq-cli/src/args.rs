@@ -140,6 +140,16 @@ impl TrainArgs {
     pub(crate) fn source(&self) -> Result<ConfigSource, TrainError> {
         read_config(self.path.as_deref().unwrap_or(Path::new("")), &self.sets)
     }
+
+    #[cfg(test)]
+    pub(crate) fn config_path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sets(&self) -> &[String] {
+        &self.sets
+    }
 }
 
 /// Hidden flags of `train` that `hetseq migrate` has replaced.

@@ -10,6 +10,8 @@ mod bench;
 mod config_command;
 mod demo;
 mod devices;
+#[cfg(test)]
+mod documented_commands;
 mod eval;
 mod export;
 mod generate;

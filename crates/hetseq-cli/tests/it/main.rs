@@ -23,6 +23,7 @@ mod damage;
 mod devices;
 mod directory_rendezvous;
 mod divergence;
+mod docs;
 mod early_stop;
 mod elastic;
 mod elastic_restart;
