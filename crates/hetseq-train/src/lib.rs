@@ -15,6 +15,7 @@ pub mod prelude;
 pub mod profiling;
 mod run;
 mod run_dir;
+mod running_time;
 mod task;
 pub mod tasks;
 mod trainer;
