@@ -15,7 +15,6 @@ pub mod prelude;
 pub mod profiling;
 mod run;
 mod run_dir;
-mod running_time;
 mod task;
 pub mod tasks;
 mod trainer;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{SaveError, Saved, Snapshot};
 use crate::error::TrainError;
-use crate::running_time::recv_timeout;
+use crate::trainer::running_time::recv_timeout;
 
 /// Delay before a failed save is retried, unless the next regular save comes earlier.
 pub(crate) const RETRY: Duration = Duration::from_secs(120);

@@ -15,8 +15,8 @@ use hetseq_data::{ChecksummedFile, Status, Verification};
 use hetseq_metrics::bytes;
 
 use crate::error::TrainError;
-use crate::running_time::RunningInstant;
 use crate::trainer::messages;
+use crate::trainer::running_time::RunningInstant;
 
 /// How long the start of a run waits for the check.
 const START_WAIT: Duration = Duration::from_secs(5);

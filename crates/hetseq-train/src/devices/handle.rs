@@ -14,8 +14,8 @@ use super::thread::{DeviceCommand, DeviceReply, DeviceSetup, DeviceThread, OpenD
 use super::{DeviceKind, DeviceSpec};
 use crate::devices::backend;
 use crate::error::TrainError;
-use crate::running_time::RunningInstant;
 use crate::task::ComputeError;
+use crate::trainer::running_time::RunningInstant;
 
 /// A slow GPU is logged after this time, and again each time the wait has doubled: its first steps
 /// take long.

@@ -26,6 +26,7 @@ mod observer;
 mod pipeline;
 mod rank_contribution;
 mod recovery;
+pub(crate) mod running_time;
 pub(crate) mod session;
 pub(crate) mod setup;
 mod start_point;

@@ -21,10 +21,10 @@ use thiserror::Error;
 
 use crate::devices::DeviceSpec;
 use crate::error::TrainError;
-use crate::running_time::{RunningInstant, recv_timeout};
 use crate::task::skipped_samples::SkippedSample;
 use crate::task::totals::add;
 use crate::task::{OpenedTask, Samples, Split, TaskError};
+use crate::trainer::running_time::{RunningInstant, recv_timeout};
 
 /// One micro-batch, ready for a device.
 pub(crate) struct Job {
