@@ -32,6 +32,9 @@ pub(crate) struct Hetseq {
     /// Log more to standard error, such as each new plan
     #[arg(long, short, global = true, display_order = 900)]
     pub(crate) verbose: bool,
+    /// Log only warnings, errors and the end of a run
+    #[arg(long, short, global = true, display_order = 901, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -92,8 +95,9 @@ pub(crate) struct ExportArgs {
 /// -hex 16` generates one).
 ///
 /// Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP on any rank stops the run: all ranks finish the update, save
-/// a checkpoint and exit with code 75. The same command resumes the run, also with another number
-/// of ranks. A second Ctrl-C after 2 s quits without saving.
+/// a checkpoint and exit with code 75. A validation in progress is dropped, and repeated by the
+/// resume. The same command resumes the run, also with another number of ranks. A second Ctrl-C
+/// after 2 s quits without saving.
 #[derive(Debug, Args)]
 #[command(
     // The config is optional only for the hidden --from-flags.
@@ -108,10 +112,10 @@ pub(crate) struct ExportArgs {
 pub(crate) struct TrainArgs {
     /// TOML file of the run, or a run directory (its config.toml)
     #[arg(value_name = "CONFIG", required_unless_present = "from_flags")]
-    path: Option<PathBuf>,
+    pub(crate) path: Option<PathBuf>,
     /// Set a config key: optim.lr=0.001, batch.global="4096 tokens"
     #[arg(long = "set", value_name = "KEY=VALUE")]
-    sets: Vec<String>,
+    pub(crate) sets: Vec<String>,
     /// Weight of this rank with batch.split = "weights": its part of each update
     #[arg(long, value_name = "W")]
     pub(crate) weight: Option<f64>,
@@ -129,6 +133,9 @@ pub(crate) struct TrainArgs {
     /// They override those of the config.
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) optimizer_overrides: Option<String>,
+    /// Set by a command that starts the ranks and itself says how to resume
+    #[arg(long, hide = true)]
+    pub(crate) no_resume_hint: bool,
     #[command(flatten)]
     pub(crate) from_flags: FromFlagsArgs,
     #[command(flatten)]
@@ -259,13 +266,13 @@ pub(crate) struct RankArgs {
     /// Rendezvous of the ranks: tcp://HOST:PORT of rank 0, or file:///DIR, a directory that all
     /// ranks share
     #[arg(long, value_name = "URL")]
-    distributed_init_method: Option<String>,
+    pub(crate) distributed_init_method: Option<String>,
     /// Number of ranks
     #[arg(long, value_name = "N")]
     pub(crate) distributed_world_size: Option<usize>,
     /// Rank of this process, from 0; optional with file://
     #[arg(long, value_name = "R")]
-    distributed_rank: Option<usize>,
+    pub(crate) distributed_rank: Option<usize>,
 }
 
 impl RankArgs {

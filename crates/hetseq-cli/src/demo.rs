@@ -36,13 +36,18 @@ pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     eprint_line(&format!("drawing 8,000 digits in {}", dir.display()));
     write_digits(&dir.join("data"), 7000, 1000, 1)?;
     let config = write_config(&dir, &args.slowdown)?;
-    eprint_line(&format!(
-        "starting {world} workers, slowed down by {}: {EVEN_UPDATES} updates split evenly, then by measured speed",
-        args.slowdown.iter().map(f64::to_string).collect::<Vec<_>>().join(", ")
-    ));
+    let slowdown = args.slowdown.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+    eprint_line(&match world {
+        1 => format!("starting 1 worker, slowed down by {slowdown}: {UPDATES} updates"),
+        _ => format!(
+            "starting {world} workers, slowed down by {slowdown}: {EVEN_UPDATES} updates split evenly, then \
+             {} by measured speed",
+            UPDATES - EVEN_UPDATES
+        ),
+    });
     fs_err::create_dir_all(dir.join("logs"))?;
     let workers = LocalRanks::start(world, |rank, command| {
-        command.arg("train").arg(&config).args(["--resume", "never"]);
+        command.arg("train").arg(&config).args(["--resume", "never", "--no-resume-hint"]);
         // Only rank 0 shows its progress on the terminal.
         if rank > 0 {
             let log = fs_err::File::create(dir.join(format!("logs/rank-{rank}.log")))?.into_parts().0;
@@ -52,14 +57,45 @@ pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     })?;
     let codes: Vec<Option<i32>> = workers.wait(Some(TIMEOUT))?.iter().map(ExitStatus::code).collect();
     if codes.contains(&Some(75)) {
-        eprint_line(&format!("stopped; resume with: hetseq train {}", config.display()));
+        // With one rank: the others are needed for the comparison only.
+        eprint_line(&format!(
+            "stopped. To continue the training on this machine alone: {} train {}",
+            program(),
+            quoted(&config)
+        ));
         return Ok(stopped());
     }
     if codes.iter().any(|code| *code != Some(0)) {
         bail!("a worker failed (exit codes {codes:?}); see {}", dir.join("logs").display());
     }
-    report(&dir)?;
+    report(&dir, world)?;
+    print_next_steps(&dir, &config);
     Ok(ExitCode::SUCCESS)
+}
+
+/// The name by which this program was called, and a path, for a shell.
+fn program() -> String {
+    std::env::args().next().map_or_else(|| "hetseq".to_owned(), |name| quoted(Path::new(&name)))
+}
+
+fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    shlex::try_quote(&path).map_or_else(|_| path.clone(), std::borrow::Cow::into_owned)
+}
+
+fn print_next_steps(dir: &Path, config: &Path) {
+    let (program, run) = (program(), quoted(&dir.join("run")));
+    print_line(&format!("run directory: {}", dir.join("run").display()));
+    print_line("\nwhat to try next:");
+    for (command, what) in [
+        (format!("{program} report {run}"), "where the time of each worker went"),
+        (format!("{program} eval {run}"), "evaluate the best checkpoint"),
+        (format!("{program} train {} --resume never", quoted(config)), "the same training on this machine alone"),
+        (format!("{program} devices"), "what this machine can compute on"),
+        (format!("{program} train --help"), "train on several machines, stop and resume"),
+    ] {
+        print_line(&format!("  # {what}\n  {command}"));
+    }
 }
 
 fn write_config(dir: &Path, slowdown: &[f64]) -> anyhow::Result<PathBuf> {
@@ -78,7 +114,7 @@ fn write_config(dir: &Path, slowdown: &[f64]) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-fn report(dir: &Path) -> anyhow::Result<()> {
+fn report(dir: &Path, world: usize) -> anyhow::Result<()> {
     let text = fs_err::read_to_string(dir.join("run/metrics.jsonl"))?;
     let (mut even, mut measured, mut accuracy) = (Vec::new(), Vec::new(), None);
     let mut workers: Vec<Vec<WorkerReport>> = Vec::new();
@@ -93,21 +129,28 @@ fn report(dir: &Path) -> anyhow::Result<()> {
         }
     }
     let (even, measured) = (median(even), median(measured));
-    for (title, table) in ["split evenly", "split by measured speed"].iter().zip(&workers) {
+    let titles = ["split evenly", "split by measured speed"];
+    for (title, table) in titles.iter().zip(&workers).filter(|_| world > 1) {
         print_line(&format!("\n{title}:"));
         for line in worker_table(table) {
             print_line(&format!("  {line}"));
         }
     }
-    print_line(&format!(
-        "\nan update takes {:.0} ms split evenly and {:.0} ms split by measured speed: {:.2} times as fast",
-        1e3 * even,
-        1e3 * measured,
-        even / measured
-    ));
+    let (even_ms, measured_ms, gain) = (1e3 * even, 1e3 * measured, even / measured);
+    print_line(&match world {
+        // There is nothing to split.
+        1 => format!("\nan update takes {measured_ms:.0} ms"),
+        _ if gain < 1.02 => format!(
+            "\nan update takes {even_ms:.0} ms split evenly and {measured_ms:.0} ms split by measured speed: no gain, the \
+             workers were about equally fast"
+        ),
+        _ => format!(
+            "\nan update takes {even_ms:.0} ms split evenly and {measured_ms:.0} ms split by measured speed: {gain:.2} \
+             times as fast"
+        ),
+    });
     if let Some(accuracy) = accuracy {
         print_line(&format!("accuracy on digits not seen in training: {:.1} %", 100.0 * accuracy));
     }
-    print_line(&format!("run directory: {}", dir.join("run").display()));
     Ok(())
 }

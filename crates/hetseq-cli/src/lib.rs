@@ -17,6 +17,7 @@ mod export;
 mod generate;
 mod inference_output;
 mod local_ranks;
+mod log_format;
 mod migrate;
 mod output;
 mod plan;
@@ -25,6 +26,7 @@ mod prep;
 mod profile;
 mod renamed;
 mod report;
+mod resume_command;
 mod score;
 mod simulate;
 mod table;
@@ -36,11 +38,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use hetseq_data::DataError;
-use hetseq_metrics::terminal::LogLines;
+use hetseq_metrics::terminal;
 use hetseq_train::{Tasks, TrainError};
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::{Layer, SubscriberExt};
-use tracing_subscriber::util::SubscriberInitExt;
 
 use args::{Command, Hetseq};
 
@@ -55,9 +54,10 @@ pub fn main(tasks: Tasks) -> ExitCode {
             return if is_help { ExitCode::SUCCESS } else { usage() };
         }
     };
-    log_to_stderr(args.verbose);
+    log_format::log_to_stderr(args.verbose, args.quiet);
     renamed::warn(&args.command, std::env::args().skip(1));
     let code = run(&tasks, args).unwrap_or_else(|error| {
+        terminal::hide();
         output::eprint_line(&format!("error: {error:#}"));
         let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
             || error.downcast_ref::<DataError>().is_some_and(DataError::is_usage)
@@ -92,14 +92,6 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Bench(args) => bench::bench(tasks, &args),
         Command::Prep(args) => prep::prep(&args),
     }
-}
-
-/// `--verbose` shows the debug messages of this program only, not those of its dependencies.
-fn log_to_stderr(is_verbose: bool) {
-    let own = if is_verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
-    let levels = Targets::new().with_default(LevelFilter::INFO).with_target("hetseq", own);
-    let lines = tracing_subscriber::fmt::layer().with_writer(LogLines::default).with_target(false).without_time();
-    tracing_subscriber::registry().with(lines.with_filter(levels)).init();
 }
 
 /// Exit code for wrong usage, config or data: a retry without a change cannot succeed.

@@ -9,6 +9,7 @@ use hetseq_train::{Reset, Resume, RunOptions, RunOutcome, Tasks};
 use crate::args::{ResetWhat, TrainArgs, UsageError};
 use crate::migrate::{self, MigrateArgs};
 use crate::output::eprint_line;
+use crate::resume_command::resume_command;
 use crate::stopped;
 
 pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode> {
@@ -42,10 +43,17 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         overrides: source.has_overrides(),
         secret: secret()?,
     };
-    Ok(match tasks.train(&source, &options)? {
-        RunOutcome::Finished => ExitCode::SUCCESS,
-        RunOutcome::Stopped => stopped(),
-    })
+    match tasks.train(&source, &options)? {
+        RunOutcome::Finished => Ok(ExitCode::SUCCESS),
+        RunOutcome::Stopped => {
+            if !args.no_resume_hint {
+                let program = std::env::args().next().unwrap_or_else(|| "hetseq".to_owned());
+                let ranks = if options.rank_env.world > 1 { ", on each rank as before" } else { "" };
+                eprint_line(&format!("resume with{ranks}: {}", resume_command(&program, args)));
+            }
+            Ok(stopped())
+        }
+    }
 }
 
 /// The secret that all ranks of a run share. From the environment only: every user of a machine can

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use hetseq_balance::SplitMode;
 use hetseq_comm::RankEnv;
+use hetseq_metrics::terminal;
 
 use crate::checkpoint::weights;
 use crate::checkpoint::{CheckpointPart, Checkpoints, WEIGHTS, verify};
@@ -15,7 +16,7 @@ use crate::error::TrainError;
 use crate::task::skipped_samples::SkippedSamples;
 use crate::task::{OpenedTask, Split, Totals};
 use crate::tasks::python::check_sums;
-use crate::trainer::evaluate::{Evaluation, evaluate};
+use crate::trainer::evaluate::{Evaluated, Evaluation, evaluate};
 use crate::trainer::session::{ProbeMode, Session};
 use crate::trainer::stop::StopFlag;
 use crate::trainer::{RunOutcome, Trainer};
@@ -102,8 +103,15 @@ fn eval_with(
     let parameters = Arc::new(parameters);
     session.devices.load(&parameters)?;
     let (loader, planner) = (session.loader(config, None)?, session.planner());
-    let evaluation = evaluate(session, &loader, planner, config.batch.split, config.batch.global)?
-        .ok_or_else(|| session.task.error("there are no validation samples to evaluate on"))?;
+    let split = (config.batch.split, config.batch.global);
+    if path.is_some() {
+        terminal::show(config.run.log_every);
+    }
+    // A signal ends an evaluation at once: there is nothing to save.
+    let Evaluated::Done(evaluation) = evaluate(session, &loader, planner, split, &StopFlag::default())? else {
+        return Err(session.task.error("there are no validation samples to evaluate on"));
+    };
+    terminal::hide();
     session.finish_data_check(config.comm.progress_timeout())?;
     for warning in SkippedSamples::default().note(Split::Valid, &evaluation.skipped) {
         tracing::warn!("{warning}");

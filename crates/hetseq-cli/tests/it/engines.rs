@@ -171,7 +171,7 @@ fn errors_of_the_users_code_name_its_file_and_line() {
     ] {
         let dir = RunDir::new();
         let message = failed(&job(&dir).set("task.fault", format!("{fault:?}")));
-        let last = message.lines().rev().find(|line| line.starts_with("error")).unwrap_or_default();
+        let last = message.lines().rev().find(|line| line.contains("error: ")).unwrap_or_default();
         assert!(expected.iter().all(|part| last.contains(part)), "{fault}: {message}");
         eprintln!("{fault}: {last}");
     }

@@ -47,6 +47,7 @@ mod resume;
 mod score;
 mod signals;
 mod source_rules;
+mod stop_validation;
 mod storage;
 mod texts;
 mod translate_prep;

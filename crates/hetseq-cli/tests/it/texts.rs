@@ -96,7 +96,16 @@ fn masked_report(text: &str, dir: &Path) -> String {
 fn stderr_of(job: &Job, code: i32, dir: &Path) -> String {
     let ended: Ended = job.run().remove(0);
     assert_eq!(ended.code(), Some(code), "{ended:#?}");
-    masked(&ended.stderr, dir)
+    let lines: Vec<&str> = ended.stderr.lines().map(without_time).collect();
+    masked(&(lines.join("\n") + "\n"), dir)
+}
+
+/// A log line without the time at its start, such as `2026-11-18T16:08:21Z `.
+fn without_time(line: &str) -> &str {
+    match line.split_once("Z ") {
+        Some((time, rest)) if time.len() == 19 && time.as_bytes()[10] == b'T' => rest,
+        _ => line,
+    }
 }
 
 #[test]

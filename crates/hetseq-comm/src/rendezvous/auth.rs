@@ -27,6 +27,23 @@ pub(super) fn dial(
     local: &LocalParty<'_>,
     expected_rank: usize,
 ) -> Result<(), HandshakeError> {
+    let requests = exchange_requests(handshake, local, expected_rank)?;
+    prove(handshake, local, requests)
+}
+
+/// The auth requests of both sides, as the dialer sees them.
+pub(super) struct ExchangedRequests {
+    nonce: Nonce,
+    theirs: AuthRequest,
+}
+
+/// The first half of [`dial`]. It does not need the secret itself: a dialer may read it from a file
+/// after this, when the other side certainly has it.
+pub(super) fn exchange_requests(
+    handshake: &mut Handshake,
+    local: &LocalParty<'_>,
+    expected_rank: usize,
+) -> Result<ExchangedRequests, HandshakeError> {
     let nonce = random().map_err(HandshakeError::Io)?;
     handshake.send(&Message::AuthRequest(local.auth_request(nonce)))?;
     let theirs = match handshake.receive()? {
@@ -43,6 +60,16 @@ pub(super) fn dial(
         let (dialer, answerer) = (local.credentials.kind(), theirs.secret);
         return Err(HandshakeError::WeRefused(Refusal::SecretKind { dialer, answerer }));
     }
+    Ok(ExchangedRequests { nonce, theirs })
+}
+
+/// The second half of [`dial`]: proves that this side knows the secret, and requires it of the other.
+pub(super) fn prove(
+    handshake: &mut Handshake,
+    local: &LocalParty<'_>,
+    requests: ExchangedRequests,
+) -> Result<(), HandshakeError> {
+    let ExchangedRequests { nonce, theirs } = requests;
     let key = match local.key() {
         Ok(Some(key)) => key,
         Ok(None) => {

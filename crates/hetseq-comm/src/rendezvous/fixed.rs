@@ -56,8 +56,8 @@ impl FixedAddress<'_> {
         let mut reminder = Reminder::new(Instant::now());
         let (mut taken, mut warned, mut last_refusal) = (TakenRetry::default(), None, None);
         loop {
-            let credentials = self.find_secret()?;
-            let error = match self.connect(&credentials, ip) {
+            let mut credentials = self.find_secret()?;
+            let error = match self.connect(&mut credentials, ip) {
                 Ok(handshake) => match peer::join(self.context, handshake, &credentials, ip) {
                     Ok(joined) => return Ok(joined),
                     Err(JoinFailure::Final(error)) => return Err(error),
@@ -86,8 +86,10 @@ impl FixedAddress<'_> {
         }
     }
 
-    /// Dials rank 0 once and authenticates.
-    fn connect(&self, credentials: &Credentials, ip: Option<IpAddr>) -> Result<Handshake, HandshakeError> {
+    /// Dials rank 0 once and authenticates. Rank 0 answers only after it has written its secret, so
+    /// the file is read again after the answer: before it, there was none, or that of an earlier run,
+    /// and rank 0 would report a stranger.
+    fn connect(&self, credentials: &mut Credentials, ip: Option<IpAddr>) -> Result<Handshake, HandshakeError> {
         let addresses = (self.host, self.port).to_socket_addrs().map_err(HandshakeError::Io)?;
         let time_left = self.context.time_left();
         let mut failure = std::io::Error::other("the name has no address");
@@ -97,7 +99,13 @@ impl FixedAddress<'_> {
                     let timeout = time_left.clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
                     let mut handshake = Handshake::new(stream, timeout)?;
                     let (rank, encrypt) = (self.context.rank, self.context.options.encrypt);
-                    auth::dial(&mut handshake, &LocalParty { rank, generation: 0, credentials, encrypt }, 0)?;
+                    let party = LocalParty { rank, generation: 0, credentials, encrypt };
+                    let requests = auth::exchange_requests(&mut handshake, &party, 0)?;
+                    if let Ok(current) = self.find_secret() {
+                        *credentials = current;
+                    }
+                    let party = LocalParty { rank, generation: 0, credentials, encrypt };
+                    auth::prove(&mut handshake, &party, requests)?;
                     return Ok(handshake);
                 }
                 Err(error) => failure = error,
@@ -204,5 +212,58 @@ fn detail(error: &HandshakeError, credentials: &Credentials) -> String {
             format!("{error} (the file here: {why})")
         }
         _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::heartbeat_timing::HeartbeatTiming;
+    use crate::identity::Identity;
+    use crate::options::Options;
+
+    /// All ranks start at once: a peer reaches the port of rank 0 before rank 0 has replaced the
+    /// secret of an earlier run, or written the first one.
+    #[test]
+    fn a_peer_that_is_faster_than_the_secret_is_no_stranger() {
+        for has_old_secret in [false, true] {
+            let dir = TempDir::new().unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let identity = Identity::new();
+            let options = Options { secret: Secret::InDirectory(dir.path().to_owned()), ..Options::default() };
+            let context = JoinContext {
+                rank: Some(1),
+                world: 2,
+                rendezvous: format!("tcp://127.0.0.1:{port}"),
+                name: "alpha".to_owned(),
+                timing: HeartbeatTiming::new(options.silence),
+                identity: &identity,
+                options: &options,
+                started: Instant::now(),
+            };
+            let peer = FixedAddress { context: &context, host: "127.0.0.1", port };
+            let path = peer.secret_file().unwrap();
+            let old = has_old_secret.then(|| SecretFile::create(&path).unwrap());
+            let mut credentials = peer.find_secret().unwrap();
+            std::thread::scope(|scope| {
+                let rank_0 = scope.spawn(|| {
+                    let (stream, _) = listener.accept().unwrap();
+                    // Only now, though the peer has connected.
+                    let file = SecretFile::create(&path).unwrap();
+                    let credentials = Credentials::File(Ok(SecretKey::new(file.secret())));
+                    let party = LocalParty { rank: Some(0), generation: 0, credentials: &credentials, encrypt: false };
+                    let handshake = Handshake::new(stream, HANDSHAKE_TIMEOUT).unwrap();
+                    auth::answer(handshake, &party).map(|(_, rank)| rank).map_err(|error| error.to_string())
+                });
+                assert!(peer.connect(&mut credentials, None).is_ok());
+                assert_eq!(rank_0.join().unwrap(), Ok(Some(1)));
+            });
+            drop(old);
+        }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Everything observable in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,6 +32,9 @@ pub enum Event {
         total_updates: u64,
         /// The update after which the checkpoint was taken; zero for a new run.
         resumed_at: u64,
+        /// The metric that decides which checkpoint is the best (`checkpoint.best`).
+        #[serde(default)]
+        best_metric: String,
         /// Config keys whose values differ from those at the time of that checkpoint.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         changed: Vec<Change>,
@@ -45,6 +48,10 @@ pub enum Event {
         loss: f64,
         terms: BTreeMap<String, f64>,
         samples: u64,
+        /// The tokens of these samples, without padding. None if samples have no length, such as
+        /// images.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tokens: Option<u64>,
         grad_norm: f64,
         /// Gradients overflowed, so the parameters did not change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -96,7 +103,7 @@ pub enum Event {
         terms: BTreeMap<String, f64>,
         samples: u64,
         seconds: f64,
-        #[serde(flatten)]
+        #[serde(flatten, deserialize_with = "numbers_only")]
         metrics: BTreeMap<String, f64>,
     },
     /// A complete checkpoint on the disk.
@@ -190,6 +197,13 @@ impl Event {
             _ => None,
         }
     }
+}
+
+/// The metrics of a validation are all its other fields that are numbers. A line of `metrics.jsonl`
+/// also has the time at which it was written, as text.
+fn numbers_only<'de, D: Deserializer<'de>>(fields: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let fields = BTreeMap::<String, serde_json::Value>::deserialize(fields)?;
+    Ok(fields.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect())
 }
 
 /// A config key with its old and new value, as TOML; `None` if it is not set.

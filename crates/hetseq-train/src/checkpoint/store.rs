@@ -220,6 +220,10 @@ impl Checkpoints {
             write_files(&temporary, snapshot)?;
             if path.exists() && verify(&path, CheckpointPart::All).is_ok() {
                 // Of an attempt that failed when the directory was flushed, or of another process.
+                // Or of a run that was stopped before it had validated.
+                if completes_validation(&path, snapshot) {
+                    exchange(&temporary, &path);
+                }
                 fs::remove_dir_all(&temporary)?;
             } else {
                 if path.exists() {
@@ -303,6 +307,24 @@ const TEMPORARY: &str = ".tmp-";
 pub(crate) fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
+
+/// Whether the checkpoint at `path` lacks the result of a validation that `snapshot` has.
+fn completes_validation(path: &Path, snapshot: &Snapshot) -> bool {
+    let state = fs::read(path.join(STATE)).ok().and_then(|state| serde_json::from_slice::<State>(&state).ok());
+    snapshot.state.unfinished_validation.is_none()
+        && state.is_some_and(|state| state.unfinished_validation.is_some() && state.run == snapshot.state.run)
+}
+
+/// Swaps two directories, so that there is a complete one under `path` at any time. Does nothing on
+/// a file system that cannot (NFS): a resume then repeats the validation, with the same result.
+#[cfg(target_os = "linux")]
+fn exchange(new: &Path, path: &Path) {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    _ = renameat_with(CWD, new, CWD, path, RenameFlags::EXCHANGE);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_new: &Path, _path: &Path) {}
 
 fn write_files(dir: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let trainer = dir.join("trainer");

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{SaveError, Saved, Snapshot};
 use crate::error::TrainError;
+use crate::trainer::running_time::recv_timeout;
 
 /// Delay before a failed save is retried, unless the next regular save comes earlier.
 pub(crate) const RETRY: Duration = Duration::from_secs(120);
@@ -124,7 +125,7 @@ impl CheckpointWriter {
         if self.running.is_none() {
             return Ok(None);
         }
-        let reason = match self.finished.recv_timeout(timeout) {
+        let reason = match recv_timeout(&self.finished, timeout) {
             Ok(finished) => return Ok(Some(self.finish(finished, Instant::now()))),
             Err(RecvTimeoutError::Disconnected) => "it panicked (see above)".to_owned(),
             Err(RecvTimeoutError::Timeout) => {

@@ -7,7 +7,7 @@
 //! [`Session`](crate::trainer::session::Session) starts the check, the trainer polls it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use hetseq_comm::Group;
 use hetseq_data::source::checksum::cache_dir;
@@ -16,6 +16,7 @@ use hetseq_metrics::bytes;
 
 use crate::error::TrainError;
 use crate::trainer::messages;
+use crate::trainer::running_time::RunningInstant;
 
 /// How long the start of a run waits for the check.
 const START_WAIT: Duration = Duration::from_secs(5);
@@ -91,7 +92,7 @@ impl DataCheck {
         if self.has_passed {
             return Ok(());
         }
-        let (mut last_read, mut advanced) = (0, Instant::now());
+        let (mut last_read, mut advanced) = (0, RunningInstant::now());
         let mut round = Duration::ZERO;
         loop {
             let mut status = self.verification.as_ref().map_or(Status::Passed, |verification| verification.wait(round));
@@ -100,7 +101,7 @@ impl DataCheck {
                     tracing::info!("waiting for the data check: {}", progress(verification));
                 }
                 if verification.read_bytes() != last_read {
-                    (last_read, advanced) = (verification.read_bytes(), Instant::now());
+                    (last_read, advanced) = (verification.read_bytes(), RunningInstant::now());
                 } else if advanced.elapsed() > timeout {
                     let seconds = timeout.as_secs();
                     status = Status::Failed(format!(
@@ -161,6 +162,8 @@ mod tests {
 
     use hetseq_comm::Options;
     use hetseq_data::source::tokens::{EncodedDocuments, ShardBuilder, TokenShard};
+
+    use std::time::Instant;
 
     use super::*;
 

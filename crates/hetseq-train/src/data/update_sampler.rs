@@ -20,6 +20,8 @@ pub(crate) struct PlannedUpdate {
     pub(crate) samples: Vec<u32>,
     /// Their padded lengths.
     pub(crate) tokens: Vec<u32>,
+    /// Their tokens without padding, in total. None if samples have no length, such as images.
+    pub(crate) real_tokens: Option<u64>,
     pub(crate) fingerprint: u64,
     pub(crate) updates_in_epoch: usize,
 }
@@ -53,10 +55,14 @@ impl UpdateSampler {
         }
         let mut samples = update.samples.to_vec();
         samples.sort_by_key(|&sample| self.lengths.padded(sample));
+        let has_length = self.lengths.longest() > 1;
+        let real_tokens = || samples.iter().map(|&sample| u64::from(self.lengths.tokens(sample))).sum();
+        let real_tokens = has_length.then(real_tokens);
         Some(PlannedUpdate {
             epoch: cursor.epoch,
             tokens: samples.iter().map(|&sample| self.lengths.padded(sample)).collect(),
             samples,
+            real_tokens,
             fingerprint: plan.fingerprint(index),
             updates_in_epoch: plan.updates(),
         })

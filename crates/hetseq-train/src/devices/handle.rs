@@ -1,12 +1,12 @@
 //! The host's end of a device: sends commands to the device thread and receives replies. Used by
 //! `pool`. All waits time out: a device hangs if it completes neither a micro-batch nor a command
-//! for `hang_timeout`, however long its whole work takes.
+//! for `hang_timeout`, however long its whole work takes. Pauses of the whole process do not count.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -15,6 +15,7 @@ use super::{DeviceKind, DeviceSpec};
 use crate::devices::backend;
 use crate::error::TrainError;
 use crate::task::ComputeError;
+use crate::trainer::running_time::RunningInstant;
 
 /// A slow GPU is logged after this time, and again each time the wait has doubled: its first steps
 /// take long.
@@ -42,12 +43,12 @@ pub(super) struct DeviceHandle {
 /// Tracks when the device last completed something.
 struct Progress {
     steps: Arc<AtomicU64>,
-    seen: Cell<(u64, Instant)>,
+    seen: Cell<(u64, RunningInstant)>,
 }
 
 impl Progress {
     fn restart(&self) {
-        self.seen.set((self.steps.load(Ordering::Relaxed), Instant::now()));
+        self.seen.set((self.steps.load(Ordering::Relaxed), RunningInstant::now()));
     }
 
     /// Time since the last completed step.
@@ -67,7 +68,7 @@ impl DeviceHandle {
         let (commands, inbox) = channel();
         let (outbox, replies) = channel();
         let pool = thread_pool(spec)?;
-        let progress = Progress { steps: Arc::default(), seen: Cell::new((0, Instant::now())) };
+        let progress = Progress { steps: Arc::default(), seen: Cell::new((0, RunningInstant::now())) };
         let thread = DeviceThread::new(spec.clone(), setup.clone(), progress.steps.clone());
         std::thread::Builder::new()
             .name(spec.name.clone())

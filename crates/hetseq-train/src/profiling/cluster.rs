@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use hetseq_balance::{DeviceProfile, LinkProfile, Profile, RankProfile, Share};
+use hetseq_balance::{AssignedWork, DeviceProfile, LinkProfile, Profile, RankProfile, Share};
 use hetseq_comm::Group;
 
 use crate::data::loader::MicroBatch;
@@ -101,6 +101,19 @@ impl ClusterProfile {
         let Some((rank, name)) = self.members.get(device) else { return "a device".to_owned() };
         let host = self.profile.ranks.get(*rank).map_or("unknown", |rank| &rank.host);
         format!("{name} of rank {rank} ({host})")
+    }
+
+    /// The part of an update that each rank computes; that of each device if there is only one rank.
+    pub(crate) fn shares(&self, work: &[AssignedWork]) -> Vec<f64> {
+        let is_alone = self.profile.ranks.len() == 1;
+        let mut samples = vec![0; if is_alone { work.len() } else { self.profile.ranks.len() }];
+        for (device, (work, (rank, _))) in work.iter().zip(&self.members).enumerate() {
+            if let Some(sum) = samples.get_mut(if is_alone { device } else { *rank }) {
+                *sum += work.samples;
+            }
+        }
+        let all = samples.iter().sum::<u64>().max(1) as f64;
+        samples.iter().map(|&samples| samples as f64 / all).collect()
     }
 
     /// The micro-batches of this rank's devices.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use hetseq_balance::{CostPoint, CostTable, DeviceProfile};
 use hetseq_data::{GlobalBatch, SampleLengths};
 use hetseq_kernels::Dtype;
+use hetseq_metrics::rate;
 use hetseq_random::Key;
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -202,9 +203,10 @@ fn describe_kind(device: &DeviceProfile, count: usize, precision: Dtype, is_new:
     let precision = if precision == Dtype::F32 { String::new() } else { format!(", products in {precision}") };
     let others = if count > 1 { format!(" ({count} such devices)") } else { String::new() };
     let when = if is_new { "measured" } else { "as measured at an earlier start" };
-    format!(
-        "{name}{others}: {speed:.1} samples/s of {tokens} tokens in micro-batches of {samples}{memory}{precision}, {when}"
-    )
+    // Images have no length.
+    let length = if tokens > 1 { format!(" of {tokens} tokens") } else { String::new() };
+    let speed = rate(speed);
+    format!("{name}{others}: {speed} samples/s{length} in micro-batches of {samples}{memory}{precision}, {when}")
 }
 
 /// Runs micro-batches on the devices and times them.

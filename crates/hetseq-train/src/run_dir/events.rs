@@ -1,5 +1,5 @@
-//! Events of a run: rank 0 sends them to `metrics.jsonl` and to the terminal, other ranks drop
-//! them. Also writes the debug output of `debug.audit` and `debug.gradients`.
+//! Events of a run: rank 0 sends them to `metrics.jsonl` and to the terminal, other ranks only to
+//! their terminal, which shows few of them. Also writes the debug output of `debug.audit` and `debug.gradients`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fs_err as fs;
+use hetseq_comm::Group;
 use hetseq_metrics::events::sink::{JsonLines, Overflow};
 use hetseq_metrics::{Background, Event, Journal, terminal, thousands};
 use hetseq_optim::Layout;
@@ -36,7 +37,8 @@ pub(crate) struct RunEvents {
 
 impl RunEvents {
     /// Opens the sinks for a run that has done `at` updates.
-    pub(crate) fn start(config: &RunConfig, dir: &Path, rank: usize, at: u64) -> Result<Self, TrainError> {
+    pub(crate) fn start(config: &RunConfig, dir: &Path, group: &Group, at: u64) -> Result<Self, TrainError> {
+        let rank = group.rank();
         let doing = || format!("opening the run directory {}", dir.display());
         let journal = if rank == 0 {
             fs::create_dir_all(dir).map_err(TrainError::io(doing()))?;
@@ -44,6 +46,7 @@ impl RunEvents {
             terminal::show(config.run.log_every);
             Some(Arc::new(Background::start(JOURNAL, Box::new(journal)).map_err(TrainError::io(doing()))?))
         } else {
+            terminal::follow(&format!("rank {rank} ({})", group.host(rank)));
             None
         };
         let audit = config.debug.audit.then(|| Audit::new(dir));
@@ -90,8 +93,9 @@ impl RunEvents {
     }
 
     fn send(&mut self, event: &Event) {
-        let Some(journal) = &self.journal else { return };
-        if let Err(overflow) = journal.event(event) {
+        if let Some(journal) = &self.journal
+            && let Err(overflow) = journal.event(event)
+        {
             self.overflow.get_or_insert(overflow);
         }
         terminal::event(event);
@@ -105,7 +109,10 @@ impl RunEvents {
 
     /// Waits for earlier events first, so that `end` is the last event.
     fn finish(&mut self, end: &Event) {
-        let Some(journal) = self.journal.clone() else { return };
+        let Some(journal) = self.journal.clone() else {
+            terminal::event(end);
+            return terminal::flush(TERMINAL_TIMEOUT);
+        };
         let limit = if journal.flush(EVENTS_TIMEOUT) > 0 { Duration::ZERO } else { EVENTS_TIMEOUT };
         self.emit_sink_warnings();
         self.send(end);

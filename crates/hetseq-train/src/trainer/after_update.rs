@@ -4,50 +4,68 @@
 use crate::error::TrainError;
 use crate::run_dir::events::at_update;
 use crate::task::{Metric, Split};
-use crate::trainer::evaluate::evaluate;
+use crate::trainer::evaluate::{Evaluated, evaluate};
 use crate::trainer::state::Best;
+use crate::trainer::stop::StopRequest;
 
 use super::boundary::Boundary;
 use super::{RunOutcome, Trainer};
 
+/// What became of a validation.
+enum Validated {
+    /// Whether it is the best so far.
+    Done(bool),
+    /// All ranks have dropped it.
+    Stopped(StopRequest),
+}
+
 impl Trainer {
-    /// Validates and saves if they are due after the update just done. A run that stops is always
-    /// saved; one that ends is validated and saved. Returns the outcome if the run ends here, before
-    /// its planned end.
+    /// Validates and saves if they are due after the update just done. A run that ends is validated
+    /// and saved. One that stops is always saved, without a validation that is due or in progress:
+    /// the resume begins with it. Returns the outcome if the run ends here, before its planned end.
     pub(super) fn after_update(&mut self) -> Result<Option<RunOutcome>, TrainError> {
         let Some(next) = self.boundary.as_ref().map(Boundary::decisions) else { return Ok(None) };
         let cursor = self.learner.state.cursor.clone();
         let (updates, epoch, epoch_ended) = (cursor.updates, cursor.epoch, cursor.epoch != next.epoch);
         let is_last = self.pipeline.sampler.at(&cursor).is_none();
         let ends = next.ends || is_last;
-        let validates = ends || self.config.valid.every.is_due(updates, epoch, epoch_ended);
-        let is_best = validates && self.validate()?;
+        let is_repeated = self.learner.state.unfinished_validation.take().is_some();
+        let validates = is_repeated || ends || self.config.valid.every.is_due(updates, epoch, epoch_ended);
+        let (mut stop, mut is_best) = (next.stop, false);
+        if validates && stop.is_none() {
+            match self.validate()? {
+                Validated::Done(best) => is_best = best,
+                Validated::Stopped(request) => stop = Some(request),
+            }
+        }
+        if let Some(request) = stop {
+            self.learner.state.unfinished_validation = validates.then_some(next.epoch);
+            self.announce_stop(request);
+            self.save()?;
+            self.leave_boundary();
+            self.finish_saves()?;
+            self.final_sync()?;
+            return Ok(Some(RunOutcome::Stopped));
+        }
         let ends_early = next.ends || (validates && !is_last && self.patience_has_run_out());
         let is_due = self.config.checkpoint.every.is_due(updates, epoch, epoch_ended);
-        if let Some(rank) = next.stop {
-            self.announce_stop(rank);
-        }
-        if next.stop.is_some() || ends || ends_early || is_best || is_due {
+        if ends || ends_early || is_best || is_due || is_repeated {
             self.save()?;
         }
         self.leave_boundary();
         if ends_early {
             return self.end_early().map(Some);
         }
-        if next.stop.is_some() {
-            self.finish_saves()?;
-            self.final_sync()?;
-            return Ok(Some(RunOutcome::Stopped));
-        }
         Ok(None)
     }
 
     /// Logs that another rank got a signal. That rank has already logged it.
-    pub(super) fn announce_stop(&self, rank: usize) {
+    pub(super) fn announce_stop(&self, request: StopRequest) {
+        let StopRequest { rank, signal } = request;
         if rank != self.session.group.rank() {
             let host = self.session.group.host(rank);
             tracing::warn!(
-                "rank {rank} ({host}) was asked to stop: saving after {}",
+                "rank {rank} ({host}) was asked to stop by {signal}: saving after {}, then the run exits with code 75",
                 at_update(self.learner.updates())
             );
         }
@@ -55,13 +73,16 @@ impl Trainer {
 
     /// Returns whether this is the best validation so far. All ranks return the same, since they
     /// hold the same numbers (`evaluate.rs`).
-    fn validate(&mut self) -> Result<bool, TrainError> {
+    fn validate(&mut self) -> Result<Validated, TrainError> {
         let updates = self.learner.updates();
         self.session.group.at(format!("validation after {}", at_update(updates)));
-        let split = self.pipeline.split_mode(updates);
+        let split = (self.pipeline.split_mode(updates), self.config.batch.global);
         let planner = self.pipeline.planner.clone();
-        let evaluation = evaluate(&mut self.session, &self.valid_loader, planner, split, self.config.batch.global)?;
-        let Some(evaluation) = evaluation else { return Ok(false) };
+        let evaluation = match evaluate(&mut self.session, &self.valid_loader, planner, split, &self.stop)? {
+            Evaluated::Done(evaluation) => evaluation,
+            Evaluated::NoSamples => return Ok(Validated::Done(false)),
+            Evaluated::Stopped(request) => return Ok(Validated::Stopped(request)),
+        };
         if !evaluation.loss.is_finite() {
             let what = format!("the loss of the validation after it is {}", evaluation.loss);
             let last = self.checkpointing.last_checkpoint();
@@ -85,6 +106,6 @@ impl Trainer {
         let epoch = state.epoch_shown();
         self.observer.note_skipped(Split::Valid, &evaluation.skipped);
         self.observer.hold(evaluation.event(updates, epoch));
-        Ok(is_best)
+        Ok(Validated::Done(is_best))
     }
 }

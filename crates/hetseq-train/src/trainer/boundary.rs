@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::update_sampler::PlannedUpdate;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::state::State;
+use crate::trainer::stop::StopRequest;
 
 use super::Trainer;
 use super::checkpointing::Checkpointing;
@@ -27,7 +28,7 @@ pub(super) struct BoundaryDecisions {
     /// The run ends before the next update, though it was planned.
     pub(super) ends: bool,
     /// The first rank that was asked to stop.
-    pub(super) stop: Option<usize>,
+    pub(super) stop: Option<StopRequest>,
 }
 
 impl BoundaryDecisions {
@@ -51,6 +52,14 @@ impl Trainer {
     /// Starts the boundary after the update just applied.
     pub(super) fn enter_boundary(&mut self, decisions: BoundaryDecisions) {
         self.boundary = Some(Boundary::new(decisions, &self.learner, &self.checkpointing));
+    }
+
+    /// Starts the boundary again whose validation was dropped because the run was stopped, on the
+    /// resume from its checkpoint.
+    pub(super) fn resume_boundary(&mut self) {
+        if let Some(epoch) = self.learner.state.unfinished_validation {
+            self.enter_boundary(BoundaryDecisions { epoch, ends: false, stop: None });
+        }
     }
 
     /// Ends it: what it has found is final.

@@ -39,6 +39,9 @@ pub(crate) struct Checkpointing {
     bests: Vec<Best>,
     /// The update of the last complete checkpoint, of this process or the one it resumed from.
     last_saved: Option<u64>,
+    /// The update whose checkpoint, the one that this process resumed from, was saved before its
+    /// validation was complete. It is saved again after that.
+    before_validation: Option<u64>,
     /// Whether a warning about saves that wait for earlier saves was emitted.
     warned_of_waiting: bool,
     /// Warnings about saved checkpoints that were already reported.
@@ -66,6 +69,7 @@ impl Checkpointing {
             timeout,
             bests: state.best.iter().cloned().collect(),
             last_saved: Some(state.cursor.updates).filter(|&updates| updates > 0),
+            before_validation: state.unfinished_validation.map(|_| state.cursor.updates),
             warned_of_waiting: false,
             reported_warnings: BTreeSet::new(),
             lock,
@@ -154,9 +158,10 @@ impl Checkpointing {
         // before the writer flushes it: a resume from this checkpoint does not validate again.
         observer.release_held();
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        if writer.saved() == Some(updates) {
+        if writer.saved() == Some(updates) && self.before_validation != Some(updates) {
             return Ok(());
         }
+        self.before_validation = None;
         if let Some(lost) = writer.drop_failed() {
             self.bests.retain(|best| best.update != lost);
         }

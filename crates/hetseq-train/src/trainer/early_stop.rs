@@ -84,8 +84,8 @@ impl Trainer {
         if !merged.ends && merged.stop.is_none() {
             return Ok(None);
         }
-        if let Some(rank) = merged.stop {
-            self.announce_stop(rank);
+        if let Some(request) = merged.stop {
+            self.announce_stop(request);
             self.save()?;
         }
         self.finish_saves()?;

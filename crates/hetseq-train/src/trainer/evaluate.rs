@@ -2,12 +2,13 @@
 //! ranks add up the sums. Called by the trainer for validation and by `hetseq eval`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use hetseq_balance::{AssignedWork, BalanceError, Plan, Planner, SplitMode, WorkTime};
 use hetseq_comm::Group;
 use hetseq_data::{EpochPlan, GlobalBatch, PlanSpec, SampleLengths};
-use hetseq_metrics::Event;
+use hetseq_metrics::{Event, terminal};
 use serde::Serialize;
 
 use crate::data::loader::{LoadRequest, Loader};
@@ -17,6 +18,8 @@ use crate::task::{Metric, Split, Totals};
 use crate::trainer::losses::{mean_losses, named, weighted};
 use crate::trainer::messages;
 use crate::trainer::session::Session;
+use crate::trainer::stop::{StopFlag, StopRequest, StopSignal};
+use crate::trainer::valid_rounds::ValidRounds;
 
 /// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -54,65 +57,74 @@ impl Evaluation {
     }
 }
 
-/// Samples per device and round: enough to keep a device busy, few enough that the split of later
-/// rounds can follow its speed.
-const ROUND_PER_DEVICE: usize = 128;
+/// An evaluation, or why there is none.
+pub(crate) enum Evaluated {
+    Done(Evaluation),
+    /// The task has no validation samples.
+    NoSamples,
+    /// A rank was asked to stop, and all ranks have dropped the evaluation.
+    Stopped(StopRequest),
+}
 
-/// Evaluates the devices' current parameters on the validation samples; none if the task has no
-/// such samples. A collective: all ranks call it at the same point. `planner` knows the devices'
-/// speeds, `batch` is the global batch of training.
+/// Evaluates the devices' current parameters on the validation samples. A collective: all ranks call
+/// it at the same point. `planner` knows the devices' speeds, `batch` is the global batch of training.
+/// If `stop` is set on a rank, all ranks stop after the round in progress.
 pub(crate) fn evaluate(
     session: &mut Session,
     loader: &Loader,
     planner: Planner,
-    split: SplitMode,
-    batch: GlobalBatch,
-) -> Result<Option<Evaluation>, TrainError> {
+    (split, batch): (SplitMode, GlobalBatch),
+    stop: &StopFlag,
+) -> Result<Evaluated, TrainError> {
     let started = Instant::now();
     let lengths = session.task.data.lengths(Split::Valid);
-    if lengths.samples() == 0 {
-        return Ok(None);
+    let all = lengths.samples();
+    if all == 0 {
+        return Ok(Evaluated::NoSamples);
     }
-    let round = ROUND_PER_DEVICE * session.cluster.members.len();
-    let spec = PlanSpec { seed: 0, batch: GlobalBatch::Sequences(round), curriculum_epochs: 0, shuffle: false };
+    let spec = PlanSpec { seed: 0, batch: GlobalBatch::Sequences(all), curriculum_epochs: 0, shuffle: false };
     let plan = EpochPlan::new(&lengths, &spec, 0);
+    let samples = plan.update(0).samples;
     let (max_tokens, max_samples) = training_caps(batch, session.cluster.members.len(), &lengths);
     let mut planner = planner.with_default_caps(max_tokens, max_samples);
+    let mut rounds = rounds(&planner, split, samples, &lengths)?;
     // Requests a round from the loader. Returns what it assigns to the devices of all ranks.
-    let request = |session: &Session, planner: &mut Planner, k: usize| -> Result<Vec<AssignedWork>, TrainError> {
-        let update = plan.update(k);
-        let tokens: Vec<u32> = update.samples.iter().map(|&sample| lengths.padded(sample)).collect();
+    let request = |session: &Session, planner: &mut Planner, round: Range<usize>| -> Result<Requested, TrainError> {
+        let samples = &samples[round.clone()];
+        let tokens: Vec<u32> = samples.iter().map(|&sample| lengths.padded(sample)).collect();
         let plan = share(planner, split, &tokens)?;
-        let devices = session.cluster.local_micro_batches(&plan.shares, update.samples, &tokens);
+        let devices = session.cluster.local_micro_batches(&plan.shares, samples, &tokens);
         loader.request(LoadRequest { split: Split::Valid, epoch: 0, devices })?;
-        Ok(plan.work)
+        Ok(Requested { round, work: plan.work })
     };
     let (mut totals, mut skipped) = (Totals::default(), Vec::new());
-    let mut next = request(session, &mut planner, 0)?;
-    for k in 0..plan.updates() {
-        let assigned = std::mem::take(&mut next);
+    let mut next = rounds.next().map(|round| request(session, &mut planner, round)).transpose()?;
+    while let Some(Requested { round, work: assigned }) = next {
+        terminal::validating(round.start as u64, all as u64);
         let work = loader.take()?;
         skipped.extend(work.skipped);
-        if k + 1 < plan.updates() {
-            next = request(session, &mut planner, k + 1)?;
-        }
+        next = rounds.next().map(|round| request(session, &mut planner, round)).transpose()?;
         let mut times = Vec::new();
         for (part, compute) in session.devices.evaluate(work.devices)? {
             times.push(compute.as_micros() as u64);
             totals.merge(&part);
         }
         // Not only for the split: a rank that waits for a slow one sees its progress.
-        let times = exchange_times(&mut session.group, times)?;
+        let (times, stop) = exchange_round(&mut session.group, times, stop.get())?;
+        if let Some(request) = stop {
+            return Ok(Evaluated::Stopped(request));
+        }
+        rounds.observe(round.len(), times.iter().copied().max().unwrap_or(0) as f64 * 1e-6);
         let done = |(work, &micros): (&AssignedWork, &u64)| WorkTime { base_s: work.base_s, micros, after_micros: 0 };
         planner.observe(&assigned.iter().zip(&times).map(done).collect::<Vec<_>>());
     }
     let (totals, skipped) = sum_over_ranks(session, totals, skipped)?;
-    check(&totals, lengths.samples() as u64, skipped.first()).map_err(|reason| session.task.error(reason))?;
+    check(&totals, all as u64, skipped.first()).map_err(|reason| session.task.error(reason))?;
     let terms = &session.task.data.terms();
     let means = mean_losses(&totals.losses, &totals.counts);
     let mut measured = session.task.compute.metrics(&totals).map_err(|reason| session.task.error(reason))?;
     broadcast_metrics(&mut session.group, &mut measured)?;
-    Ok(Some(Evaluation {
+    Ok(Evaluated::Done(Evaluation {
         samples: totals.samples,
         loss: weighted(terms, &means),
         terms: named(terms, &means),
@@ -121,6 +133,27 @@ pub(crate) fn evaluate(
         measured,
         skipped,
     }))
+}
+
+/// A round that was requested from the loader.
+struct Requested {
+    /// Positions of its samples.
+    round: Range<usize>,
+    /// Of all devices of the group.
+    work: Vec<AssignedWork>,
+}
+
+/// The rounds of an evaluation of `samples`. The first is as large as the planner's prediction allows.
+fn rounds(
+    planner: &Planner,
+    split: SplitMode,
+    samples: &[u32],
+    lengths: &SampleLengths,
+) -> Result<ValidRounds, TrainError> {
+    let largest = ValidRounds::new(samples.len(), planner.devices(), 0.0).largest().min(samples.len());
+    let tokens: Vec<u32> = samples[..largest].iter().map(|&sample| lengths.padded(sample)).collect();
+    let plan = share(&mut planner.clone(), split, &tokens)?;
+    Ok(ValidRounds::new(samples.len(), planner.devices(), plan.prediction.update_s))
 }
 
 /// Splits a round. A sample longer than every cap, which only training samples were measured for,
@@ -158,9 +191,15 @@ fn check(totals: &Totals, samples: u64, skipped: Option<&SkippedSample>) -> Resu
     Ok(())
 }
 
-/// Microseconds that each device of each rank computed in a round, in the order of the cluster.
-fn exchange_times(group: &mut Group, local: Vec<u64>) -> Result<Vec<u64>, TrainError> {
-    Ok(messages::all_gather(group, &local)?.into_iter().flatten().collect())
+/// Microseconds that each device of each rank computed in a round, in the order of the cluster, and
+/// the first rank that was asked to stop.
+fn exchange_round(
+    group: &mut Group,
+    times: Vec<u64>,
+    stop: Option<StopSignal>,
+) -> Result<(Vec<u64>, Option<StopRequest>), TrainError> {
+    let (times, stops): (Vec<Vec<u64>>, Vec<_>) = messages::all_gather(group, &(times, stop))?.into_iter().unzip();
+    Ok((times.into_iter().flatten().collect(), StopRequest::first(stops)))
 }
 
 /// Sums over the ranks, added in rank order on each rank.

@@ -7,6 +7,7 @@ use crate::task::skipped_samples::SkippedSample;
 
 use super::header::{DeviceTime, LostDevice, MergedHeader, RankTime, UpdateHeader, merge_headers};
 use super::messages;
+use super::stop::StopSignal;
 
 /// A valid header for an update of 8 samples, of which each of two ranks computes half.
 fn header(rng: &mut Rng) -> UpdateHeader {
@@ -18,7 +19,7 @@ fn header(rng: &mut Rng) -> UpdateHeader {
         layout: 2,
         samples: 4,
         counts: vec![4; 2],
-        stop: rng.below(8) == 0,
+        stop: (rng.below(8) == 0).then_some(StopSignal::Hangup),
         ends: false,
         lr: 0.5,
         checksum: None,

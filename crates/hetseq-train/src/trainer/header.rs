@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::task::skipped_samples::SkippedSample;
+use crate::trainer::stop::{StopRequest, StopSignal};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct UpdateHeader {
@@ -19,8 +20,8 @@ pub(crate) struct UpdateHeader {
     /// Samples that this rank will compute, and the counts of each loss term in them.
     pub(crate) samples: u64,
     pub(crate) counts: Vec<u64>,
-    /// This rank was asked to stop: all save and exit without starting this update.
-    pub(crate) stop: bool,
+    /// What asked this rank to stop, if it was: all save and exit without starting this update.
+    pub(crate) stop: Option<StopSignal>,
     /// Whether the run ends before this update, though it was planned. Rank 0's is used.
     pub(crate) ends: bool,
     /// Computed from the schedule. Rank 0's is used, since `cos` and `pow` differ between machines.
@@ -87,7 +88,7 @@ pub(crate) struct RankTime {
 pub(crate) struct MergedHeader {
     pub(crate) counts: Vec<u64>,
     /// The first rank that was asked to stop.
-    pub(crate) stop: Option<usize>,
+    pub(crate) stop: Option<StopRequest>,
     pub(crate) ends: bool,
     pub(crate) lr: f64,
     pub(crate) saved: Option<u64>,
@@ -141,7 +142,7 @@ pub(crate) fn merge_headers(headers: &[UpdateHeader], expected: u64) -> Result<M
     }
     Ok(MergedHeader {
         counts,
-        stop: headers.iter().position(|header| header.stop),
+        stop: StopRequest::first(headers.iter().map(|header| header.stop)),
         ends: first.ends,
         lr: first.lr,
         saved: first.saved,
@@ -200,7 +201,7 @@ mod tests {
             layout: 2,
             samples,
             counts: vec![count],
-            stop: false,
+            stop: None,
             ends: false,
             lr: 0.5,
             checksum: None,
@@ -257,7 +258,7 @@ mod tests {
     #[test]
     fn counts_are_added_and_any_rank_may_stop() {
         let mut second = header(0, 0);
-        second.stop = true;
+        second.stop = Some(StopSignal::Terminate);
         second.lr = 0.25;
         second.ends = true;
         let first = UpdateHeader { saved: Some(6), best: Some(4), ..header(6, 60) };
@@ -265,7 +266,8 @@ mod tests {
         assert!(!merged.ends, "only rank 0 decides");
         assert_eq!((merged.saved, merged.best), (Some(6), Some(4)));
         assert_eq!((merged.data_wait_s(), merged.skipped.len()), (6e-6, 2));
-        assert_eq!((merged.counts, merged.stop, merged.lr, merged.devices.len()), (vec![60], Some(1), 0.5, 2));
+        let stop = StopRequest { rank: 1, signal: StopSignal::Terminate };
+        assert_eq!((merged.counts, merged.stop, merged.lr, merged.devices.len()), (vec![60], Some(stop), 0.5, 2));
     }
 
     #[test]

@@ -26,11 +26,13 @@ mod observer;
 mod pipeline;
 mod rank_contribution;
 mod recovery;
+pub(crate) mod running_time;
 pub(crate) mod session;
 pub(crate) mod setup;
 mod start_point;
 pub(crate) mod state;
 pub(crate) mod stop;
+mod valid_rounds;
 
 use std::time::Instant;
 
@@ -122,6 +124,7 @@ impl Trainer {
     /// that are lost.
     fn run(&mut self) -> Result<RunOutcome, TrainError> {
         self.start()?;
+        self.resume_boundary();
         loop {
             match self.run_updates() {
                 Err(error) if self.can_recover(&error) => self.recover(error)?,
@@ -132,8 +135,11 @@ impl Trainer {
 
     /// Trains with the ranks that are there, until the end or until one is lost.
     fn run_updates(&mut self) -> Result<RunOutcome, TrainError> {
-        if let Some(outcome) = self.after_update()? {
-            return Ok(outcome);
+        if self.boundary.is_some() {
+            if let Some(outcome) = self.after_update()? {
+                return Ok(outcome);
+            }
+            self.observer.start_update();
         }
         let mut next = match self.resumed_update()? {
             Some(resumed) => resumed,
@@ -167,7 +173,8 @@ impl Trainer {
 
     /// Loads the parameters into the devices, and starts to load samples.
     fn start(&mut self) -> Result<(), TrainError> {
-        if self.pipeline.sampler.at(&self.learner.state.cursor).is_none() {
+        let is_at_end = self.pipeline.sampler.at(&self.learner.state.cursor).is_none();
+        if is_at_end && self.learner.state.unfinished_validation.is_none() {
             self.observer.warn(nothing_to_do(self.learner.updates()));
         }
         self.write_profile();
@@ -263,6 +270,7 @@ impl Trainer {
         let every = self.config.run.checksum_every;
         self.learner.new_checksum = (every > 0 && updates.is_multiple_of(every)).then(|| self.learner.checksum());
         let seconds = self.observer.finish_update(&plan.work, header, next);
+        self.observer.show_shares(self.session.cluster.shares(&plan.work));
         // The updates with an equal split are reported separately.
         if self.observer.updates_done == self.config.batch.even_updates {
             self.emit_workers();
@@ -286,6 +294,7 @@ impl Trainer {
             loss,
             terms: named(&self.terms, &means),
             samples: update.samples.len() as u64,
+            tokens: update.real_tokens,
             grad_norm: gradient.norm,
             skipped: gradient.is_skipped,
             lr: header.lr,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use hetseq_balance::AssignedWork;
-use hetseq_metrics::{Event, RankSeconds, WorkerTotals};
+use hetseq_metrics::{Event, RankSeconds, WorkerTotals, terminal};
 
 use crate::run_dir::events::RunEvents;
 use crate::task::Split;
@@ -29,6 +29,8 @@ pub(crate) struct Observer {
     held: Vec<Event>,
     /// The last events about updates.
     recent: VecDeque<Event>,
+    /// The shares of the ranks or devices that were shown last.
+    shares: Vec<f64>,
 }
 
 /// More than can wait to be written for a moment.
@@ -55,6 +57,7 @@ impl Observer {
             data_wait_s: 0.0,
             held: Vec::new(),
             recent: VecDeque::new(),
+            shares: Vec::new(),
         }
     }
 
@@ -165,6 +168,14 @@ impl Observer {
         let (updates, wall_s) = self.workers.span();
         let (workers, ranks) = (self.workers.report(), self.workers.ranks());
         self.events.emit(&Event::Workers { update, updates, wall_s, workers, ranks });
+    }
+
+    /// Shows which part of an update each rank or device computes now.
+    pub(super) fn show_shares(&mut self, shares: Vec<f64>) {
+        if self.shares != shares {
+            self.shares.clone_from(&shares);
+            terminal::shares(shares);
+        }
     }
 
     pub(super) fn reset_workers(&mut self) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, SplitMode};
 use hetseq_comm::{Group, Options, Regrouped, Secret, Waker};
+use hetseq_metrics::terminal;
 use hetseq_optim::{Layout, Optimizer};
 use rayon::ThreadPool;
 
@@ -54,6 +55,7 @@ impl Session {
         options: &RunOptions,
         probe_mode: ProbeMode<'_>,
     ) -> Result<Self, TrainError> {
+        terminal::stamp_lines();
         // First, while nothing else needs the cores.
         let data_check = DataCheck::begin(&task.name, task.data.checksummed_files())?;
         let layout = Arc::new(config.optim.freeze(task.layout()?)?);

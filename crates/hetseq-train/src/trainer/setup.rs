@@ -117,7 +117,7 @@ impl Parts {
             prepare_run_dir(&dir, &store, &session.task.config, session.group.world(), &state)?;
             (lock, saved, changed) = (Some(found.lock), found.saved, found.changed);
         }
-        let events = RunEvents::start(config, &dir, session.group.rank(), state.cursor.updates)?;
+        let events = RunEvents::start(config, &dir, &session.group, state.cursor.updates)?;
         let writer = start_writer(&events, &store, config.checkpoint.keep, &dir, saved)?;
         let constants = RunConstants {
             layout: session.layout.clone(),
@@ -155,6 +155,7 @@ impl Parts {
             padding: pipeline.sampler.padding(cursor.epoch),
             total_updates: learner.total_updates(),
             resumed_at: cursor.updates,
+            best_metric: config.checkpoint.best.clone(),
             changed,
         });
         checkpointing.warn_if_disk_is_small(&learner, &mut observer);

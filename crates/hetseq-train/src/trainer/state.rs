@@ -46,6 +46,10 @@ pub(crate) struct State {
     /// The last update, estimated when the limits were set: a resume must not change the schedule.
     /// None if not yet estimated.
     pub(crate) total_updates: Option<u64>,
+    /// Set if the run was stopped before the validation after this update was complete: the epoch of
+    /// the update. A resume begins with that validation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unfinished_validation: Option<u64>,
 }
 
 /// The configured end of the run.
@@ -124,6 +128,7 @@ impl State {
             loss_scale: LossScale::default(),
             limits: RunLimits { max_updates: config.run.max_updates, max_epochs: config.run.max_epochs },
             total_updates: None,
+            unfinished_validation: None,
         }
     }
 
@@ -158,6 +163,7 @@ impl State {
             let epochs = i64::try_from(self.cursor.epoch).unwrap_or(i64::MAX);
             self.schedule_epoch = self.schedule_epoch.saturating_sub(epochs);
             (self.cursor.epoch, self.cursor.update_in_epoch) = (0, 0);
+            self.unfinished_validation = None;
         } else {
             for (key, then, now) in self.plan.pairs(&now.plan) {
                 if then != now {
@@ -230,6 +236,7 @@ mod tests {
             loss_scale: LossScale::default(),
             limits: RunLimits { max_updates: Some(100), max_epochs: None },
             total_updates: Some(100),
+            unfinished_validation: None,
         }
     }
 

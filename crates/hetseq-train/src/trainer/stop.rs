@@ -1,15 +1,17 @@
 //! Signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1 (Slurm, before the time limit) and
-//! SIGHUP (a dropped connection). All ranks finish the update in progress, rank 0 saves, all exit.
+//! SIGHUP (a dropped connection). All ranks finish the update in progress, or drop a validation in
+//! progress, rank 0 saves, all exit.
 //! Only a second Ctrl-C quits without a checkpoint, and only some time after the first: `timeout`
 //! signals the process and then its group, and schedulers send one signal after another.
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use fs_err as fs;
 use hetseq_metrics::terminal;
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
@@ -20,8 +22,54 @@ const REPEAT_WINDOW: Duration = Duration::from_secs(2);
 /// How long quitting waits until its message is shown.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
+/// The first signal that asked this rank to stop; 0 before there is one.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct StopFlag(Arc<AtomicBool>);
+pub(crate) struct StopFlag(Arc<AtomicI32>);
+
+/// What asked a rank to stop. Other ranks report it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum StopSignal {
+    CtrlC,
+    Terminate,
+    User1,
+    Hangup,
+}
+
+impl StopSignal {
+    fn of(signal: i32) -> Self {
+        match signal {
+            SIGINT => StopSignal::CtrlC,
+            SIGTERM => StopSignal::Terminate,
+            SIGUSR1 => StopSignal::User1,
+            _ => StopSignal::Hangup,
+        }
+    }
+}
+
+impl fmt::Display for StopSignal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            StopSignal::CtrlC => "Ctrl-C (SIGINT)",
+            StopSignal::Terminate => "SIGTERM",
+            StopSignal::User1 => "SIGUSR1",
+            StopSignal::Hangup => "SIGHUP",
+        })
+    }
+}
+
+/// The first rank that was asked to stop, and by what. Equal on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StopRequest {
+    pub(crate) rank: usize,
+    pub(crate) signal: StopSignal,
+}
+
+impl StopRequest {
+    /// The first request of the ranks, which are in rank order.
+    pub(crate) fn first(ranks: impl IntoIterator<Item = Option<StopSignal>>) -> Option<Self> {
+        ranks.into_iter().enumerate().find_map(|(rank, signal)| Some(StopRequest { rank, signal: signal? }))
+    }
+}
 
 impl StopFlag {
     /// Starts to handle signals. Before this, a signal ends the process: there is nothing to save.
@@ -39,7 +87,10 @@ impl StopFlag {
             for signal in signals.forever() {
                 let reply = requests.take(signal, Instant::now());
                 if reply == Reply::Stop {
-                    stop.store(true, Ordering::Relaxed);
+                    stop.store(signal, Ordering::Relaxed);
+                }
+                if reply == Reply::Quit {
+                    terminal::hide();
                 }
                 if let Some(message) = reply.message(signal) {
                     tracing::warn!("{message}");
@@ -55,7 +106,12 @@ impl StopFlag {
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.get().is_some()
+    }
+
+    /// What asked this rank to stop.
+    pub(crate) fn get(&self) -> Option<StopSignal> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|&signal| signal != 0).map(StopSignal::of)
     }
 }
 
@@ -93,19 +149,14 @@ impl Requests {
 
 impl Reply {
     fn message(self, signal: i32) -> Option<String> {
-        let name = match signal {
-            SIGINT => "Ctrl-C (SIGINT)",
-            SIGTERM => "SIGTERM",
-            SIGUSR1 => "SIGUSR1",
-            _ => "SIGHUP",
-        };
+        let name = StopSignal::of(signal);
         let again = format!("Press Ctrl-C again after {} s to quit without saving", REPEAT_WINDOW.as_secs());
         match self {
             Reply::Stop => {
                 let again = if signal == SIGINT { format!(". {again}") } else { String::new() };
                 Some(format!(
-                    "{name}: stopping. All ranks finish the update in progress, rank 0 saves a checkpoint, and the run exits \
-                     with code 75{again}"
+                    "{name}: stopping after the update in progress; a validation in progress is repeated by the resume. A \
+                     checkpoint is saved, and all ranks exit with code 75{again}"
                 ))
             }
             Reply::Ignore => None,
@@ -140,6 +191,17 @@ mod tests {
         assert_eq!(replies(&[(SIGINT, 0), (SIGINT, 1), (SIGINT, 1999), (SIGINT, 2000)]), [Stop, Ignore, Ignore, Quit]);
         // The first Ctrl-C, after a signal of a scheduler.
         assert_eq!(replies(&[(SIGTERM, 0), (SIGINT, 5000), (SIGINT, 7000)]), [Stop, IgnoreFirst, Quit]);
+    }
+
+    #[test]
+    fn the_first_rank_that_was_asked_is_named() {
+        let ranks = [None, Some(StopSignal::Hangup), Some(StopSignal::CtrlC)];
+        assert_eq!(StopRequest::first(ranks), Some(StopRequest { rank: 1, signal: StopSignal::Hangup }));
+        assert_eq!(StopRequest::first([None, None]), None);
+        let flag = StopFlag::default();
+        assert_eq!((flag.is_set(), flag.get()), (false, None));
+        flag.0.store(SIGUSR1, Ordering::Relaxed);
+        assert_eq!((flag.is_set(), flag.get()), (true, Some(StopSignal::User1)));
     }
 
     #[test]

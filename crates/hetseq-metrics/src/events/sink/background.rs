@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::queue::{Bounds, Pushed, Queue};
 use crate::{Event, Sink, thousands};
@@ -21,7 +21,7 @@ pub struct Background {
 }
 
 enum Item {
-    Event(Box<Event>),
+    Event(Box<Event>, SystemTime),
     Sync,
 }
 
@@ -41,7 +41,11 @@ impl Background {
     fn with_bounds(name: &'static str, sink: Box<dyn Sink>, bounds: Bounds) -> io::Result<Self> {
         let notes = Arc::default();
         let mut writer = Writer { name, sink, lost: 0, has_reported_error: false, notes: Arc::clone(&notes) };
-        let queue = Queue::start(name, bounds, move |item, dropped| writer.take(item, dropped))?;
+        let queue = Queue::start(name, bounds, None, move |item, dropped| {
+            if let Some(item) = item {
+                writer.take(item, dropped);
+            }
+        })?;
         Ok(Background { name, queue, notes })
     }
 
@@ -49,7 +53,7 @@ impl Background {
     /// error.
     pub fn event(&self, event: &Event) -> Result<(), Overflow> {
         let may_be_lost = matches!(event, Event::Warning { .. });
-        match self.queue.push(Item::Event(Box::new(event.clone())), may_be_lost) {
+        match self.queue.push(Item::Event(Box::new(event.clone()), SystemTime::now()), may_be_lost) {
             Pushed::Taken | Pushed::Dropped => Ok(()),
             Pushed::Full => Err(Overflow { name: self.name, waiting: self.queue.bounds().all }),
         }
@@ -94,9 +98,9 @@ impl Writer {
         if dropped > 0 {
             self.note(format!("writing {} was too slow: {dropped} warnings were dropped", self.name));
         }
-        let is_event = matches!(item, Item::Event(_));
+        let is_event = matches!(item, Item::Event(..));
         let (result, is_end) = match &item {
-            Item::Event(event) => (self.sink.event(event), matches!(**event, Event::End { .. })),
+            Item::Event(event, time) => (self.sink.event(event, *time), matches!(**event, Event::End { .. })),
             Item::Sync => (self.sink.sync(), false),
         };
         match result {
@@ -148,7 +152,7 @@ mod tests {
     struct Slow(Receiver<Option<i32>>, Sender<String>);
 
     impl Sink for Slow {
-        fn event(&mut self, event: &Event) -> io::Result<()> {
+        fn event(&mut self, event: &Event, _time: SystemTime) -> io::Result<()> {
             if let Some(code) = self.0.recv_timeout(SOON).unwrap() {
                 return Err(io::Error::from_raw_os_error(code));
             }

@@ -4,10 +4,12 @@
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use fs_err::{File, OpenOptions};
 use serde::{Deserialize, Serialize};
 
+use crate::format::utc_millis;
 use crate::{Event, Sink};
 
 /// A file with one JSON object per line. Some objects have a field `update`.
@@ -99,6 +101,14 @@ fn is_validation(line: &[u8], after: u64) -> bool {
     matches!(serde_json::from_slice(line), Ok(Event::Valid { update, .. }) if update == after)
 }
 
+/// A line of the journal. The time is for people: a resume does not depend on it.
+#[derive(Serialize)]
+struct TimedEvent<'a> {
+    #[serde(flatten)]
+    event: &'a Event,
+    time: String,
+}
+
 /// The sink that writes every event to a file.
 pub struct Journal(JsonLines);
 
@@ -122,8 +132,8 @@ impl Journal {
 }
 
 impl Sink for Journal {
-    fn event(&mut self, event: &Event) -> std::io::Result<()> {
-        self.0.write(event)
+    fn event(&mut self, event: &Event, time: SystemTime) -> std::io::Result<()> {
+        self.0.write(&TimedEvent { event, time: utc_millis(time) })
     }
 
     fn sync(&mut self) -> std::io::Result<()> {
@@ -134,8 +144,14 @@ impl Sink for Journal {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::time::UNIX_EPOCH;
 
     use super::*;
+
+    /// Updates are written this many seconds after each other.
+    fn time(update: u64) -> SystemTime {
+        UNIX_EPOCH + std::time::Duration::from_millis(1042 * update)
+    }
 
     fn update(update: u64) -> Event {
         Event::Update {
@@ -144,6 +160,7 @@ mod tests {
             loss: 1.5,
             terms: BTreeMap::from([("loss".to_owned(), 1.5)]),
             samples: 8,
+            tokens: None,
             grad_norm: 0.5,
             skipped: false,
             lr: 0.1,
@@ -160,13 +177,16 @@ mod tests {
         let path = dir.path().join("metrics.jsonl");
         let mut journal = Journal::open(&path, 0).unwrap();
         for k in 1..=5 {
-            journal.event(&update(k)).unwrap();
+            journal.event(&update(k), time(k)).unwrap();
         }
         let foreign = "{\"event\":\"note\",\"text\":null}\n";
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(format!("{foreign}{{\"event\":\"upd").as_bytes()).unwrap();
-        Journal::open(&path, 3).unwrap().event(&update(4)).unwrap();
-        let line = |k| serde_json::to_string(&update(k)).unwrap() + "\n";
+        Journal::open(&path, 3).unwrap().event(&update(4), time(4)).unwrap();
+        let line = |k| {
+            let line = serde_json::to_string(&update(k)).unwrap();
+            format!("{},\"time\":\"{}\"}}\n", line.trim_end_matches('}'), utc_millis(time(k)))
+        };
         let expected = [line(1), line(2), line(3), foreign.to_owned(), line(4)].concat();
         assert_eq!(fs_err::read_to_string(&path).unwrap(), expected);
     }
@@ -212,6 +232,10 @@ mod tests {
             seconds: 0.1,
             metrics: BTreeMap::from([("accuracy".to_owned(), 0.97)]),
         };
-        assert!(serde_json::to_string(&valid).unwrap().contains(r#""accuracy":0.97"#));
+        let timed = TimedEvent { event: &valid, time: utc_millis(time(3)) };
+        let line = serde_json::to_string(&timed).unwrap();
+        assert!(line.ends_with(r#""accuracy":0.97,"time":"1970-01-01T00:00:03.126Z"}"#), "{line}");
+        // The time is no metric.
+        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), valid);
     }
 }

@@ -5,18 +5,24 @@
 mod background;
 mod console;
 mod journal;
+mod pace;
 mod queue;
+mod status_line;
+mod summary;
 pub mod terminal;
+
+use std::time::SystemTime;
 
 use crate::Event;
 
 pub use background::{Background, Overflow};
-pub use console::{Console, worker_table};
 pub use journal::{Journal, JsonLines};
+pub use summary::worker_table;
 
 /// A destination of events.
 pub trait Sink: Send {
-    fn event(&mut self, event: &Event) -> std::io::Result<()>;
+    /// `time` is when it was emitted: a slow disk may delay this call.
+    fn event(&mut self, event: &Event, time: SystemTime) -> std::io::Result<()>;
 
     /// Makes the events so far survive a power loss.
     fn sync(&mut self) -> std::io::Result<()> {

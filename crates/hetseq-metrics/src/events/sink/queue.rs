@@ -47,13 +47,18 @@ struct State<T> {
 
 impl<T: Send + 'static> Queue<T> {
     /// Starts the thread. `consume` gets each item, and the number of items dropped since the one
-    /// before.
-    pub(super) fn start(name: &str, bounds: Bounds, consume: impl FnMut(T, u64) + Send + 'static) -> io::Result<Self> {
+    /// before. With `tick`, it gets no item each time that none has come for so long.
+    pub(super) fn start(
+        name: &str,
+        bounds: Bounds,
+        tick: Option<Duration>,
+        consume: impl FnMut(Option<T>, u64) + Send + 'static,
+    ) -> io::Result<Self> {
         let state = State { waiting: VecDeque::new(), pushed: 0, done: 0, dropped: 0, is_closed: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         // Marks the queue as closed even if `consume` panics.
         let closing = Closing(shared.clone());
-        std::thread::Builder::new().name(name.to_owned()).spawn(move || closing.0.consume_all(consume))?;
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || closing.0.consume_all(tick, consume))?;
         Ok(Queue { shared, bounds })
     }
 
@@ -120,18 +125,26 @@ impl<T> Shared<T> {
         self.changed.notify_all();
     }
 
-    fn consume_all(&self, mut consume: impl FnMut(T, u64)) {
+    fn consume_all(&self, tick: Option<Duration>, mut consume: impl FnMut(Option<T>, u64)) {
         let mut state = self.lock();
         loop {
             if let Some(item) = state.waiting.pop_front() {
                 let dropped = std::mem::take(&mut state.dropped);
                 drop(state);
-                consume(item, dropped);
+                consume(Some(item), dropped);
                 state = self.lock();
                 state.done += 1;
                 self.changed.notify_all();
             } else if state.is_closed {
                 return;
+            } else if let Some(tick) = tick {
+                let waited = self.changed.wait_timeout(state, tick).unwrap_or_else(PoisonError::into_inner);
+                state = waited.0;
+                if waited.1.timed_out() && state.waiting.is_empty() {
+                    drop(state);
+                    consume(None, 0);
+                    state = self.lock();
+                }
             } else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -151,11 +164,11 @@ mod tests {
     fn a_blocked_consumer_delays_only_its_items() {
         let (release, gate) = channel::<()>();
         let (seen, items) = channel();
-        let consume = move |item: u32, dropped| {
+        let consume = move |item: Option<u32>, dropped| {
             gate.recv().unwrap();
-            seen.send((item, dropped)).unwrap();
+            seen.send((item.unwrap(), dropped)).unwrap();
         };
-        let queue = Queue::start("test", Bounds { optional: 2, all: 4 }, consume).unwrap();
+        let queue = Queue::start("test", Bounds { optional: 2, all: 4 }, None, consume).unwrap();
         assert_eq!(queue.push(0, false), Pushed::Taken);
         // The thread has taken it and is blocked.
         while !queue.shared.lock().waiting.is_empty() {
@@ -175,8 +188,20 @@ mod tests {
     }
 
     #[test]
+    fn without_items_the_consumer_is_called_at_each_tick() {
+        let (seen, items) = channel();
+        let consume = move |item: Option<u32>, _| _ = seen.send(item);
+        let bounds = Bounds { optional: 4, all: 4 };
+        let queue = Queue::start("test", bounds, Some(Duration::from_millis(1)), consume).unwrap();
+        assert_eq!([items.recv_timeout(SOON).unwrap(), items.recv_timeout(SOON).unwrap()], [None, None]);
+        queue.push(7, false);
+        assert_eq!(items.iter().find(Option::is_some), Some(Some(7)));
+    }
+
+    #[test]
     fn flush_does_not_wait_for_a_consumer_that_panicked() {
-        let queue = Queue::start("test", Bounds { optional: 1, all: 1 }, |(), _| panic!("on purpose")).unwrap();
+        let bounds = Bounds { optional: 1, all: 1 };
+        let queue = Queue::start("test", bounds, None, |_: Option<()>, _| panic!("on purpose")).unwrap();
         queue.push((), false);
         assert_eq!(queue.flush(SOON), 1);
     }

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hetseq_comm::Waker;
 use hetseq_data::Batch;
@@ -24,6 +24,7 @@ use crate::error::TrainError;
 use crate::task::skipped_samples::SkippedSample;
 use crate::task::totals::add;
 use crate::task::{OpenedTask, Samples, Split, TaskError};
+use crate::trainer::running_time::{RunningInstant, recv_timeout};
 
 /// One micro-batch, ready for a device.
 pub(crate) struct Job {
@@ -89,7 +90,7 @@ pub(crate) struct Loader {
     loaded: Receiver<Result<LoadedUpdate, TrainError>>,
     timeout: Duration,
     /// When the trainer started to wait for the oldest request.
-    waiting_since: Cell<Option<Instant>>,
+    waiting_since: Cell<Option<RunningInstant>>,
 }
 
 /// The threads of this process's loaders: as many as `configured`, or as the devices leave cores.
@@ -156,7 +157,7 @@ impl Loader {
     /// Returns the result of the oldest request that was not taken yet, if it is ready. Fails if it
     /// was polled for longer than the timeout.
     pub(crate) fn try_take(&self) -> Result<Option<LoadedUpdate>, TrainError> {
-        let since = self.waiting_since.get().unwrap_or_else(Instant::now);
+        let since = self.waiting_since.get().unwrap_or_else(RunningInstant::now);
         let taken = self.receive(Duration::ZERO)?;
         self.waiting_since.set(taken.is_none().then_some(since));
         if taken.is_none() && since.elapsed() > self.timeout {
@@ -166,7 +167,7 @@ impl Loader {
     }
 
     fn receive(&self, limit: Duration) -> Result<Option<LoadedUpdate>, TrainError> {
-        match self.loaded.recv_timeout(limit) {
+        match recv_timeout(&self.loaded, limit) {
             Ok(loaded) => loaded.map(Some),
             Err(RecvTimeoutError::Disconnected) => Err(LoaderError::Panicked.into()),
             Err(RecvTimeoutError::Timeout) => Ok(None),
