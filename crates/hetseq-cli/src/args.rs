@@ -1,11 +1,13 @@
 //! Command-line arguments of `hetseq` itself, of the smaller subcommands, and those that several
 //! subcommands share. Larger subcommands have an `args.rs` of their own.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hetseq_comm::{RankEnv, RankFlags};
+use hetseq_fs::expand_home;
 use hetseq_train::{ConfigSource, Dtype, TrainError};
 
 use crate::average::AverageArgs;
@@ -313,6 +315,19 @@ impl OutDirArgs {
     /// Whether the directory was given as the last argument.
     pub(crate) fn is_old_form(&self) -> bool {
         self.last_argument.is_some()
+    }
+}
+
+/// An argument with `~` replaced where a shell leaves it: `--dir=~/x`, or in quotes. Paths in `--set`
+/// are expanded with those of the config.
+pub(crate) fn with_home(arg: OsString) -> OsString {
+    let Some(text) = arg.to_str() else { return arg };
+    match text.split_once('=') {
+        Some((flag, value)) if flag.starts_with("--") && value.starts_with('~') => {
+            format!("{flag}={}", expand_home(value)).into()
+        }
+        _ if text.starts_with('~') => expand_home(text).into(),
+        _ => arg,
     }
 }
 

@@ -46,7 +46,7 @@ use args::{Command, Hetseq};
 /// Parses the command line and runs the subcommand.
 pub fn main(tasks: Tasks) -> ExitCode {
     allocator::keep_freed_memory();
-    let args = match Hetseq::try_parse() {
+    let args = match Hetseq::try_parse_from(std::env::args_os().map(args::with_home)) {
         Ok(args) => args,
         Err(error) => {
             _ = error.print();

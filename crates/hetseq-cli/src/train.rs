@@ -3,7 +3,7 @@
 use std::env::VarError;
 use std::process::ExitCode;
 
-use hetseq_comm::Secret;
+use hetseq_comm::{Secret, unused_slurm_tasks};
 use hetseq_train::{Reset, Resume, RunOptions, RunOutcome, Tasks};
 
 use crate::args::{ResetWhat, TrainArgs, UsageError};
@@ -30,6 +30,14 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         && !(weight.is_finite() && weight >= 0.0)
     {
         return Err(UsageError(format!("--weight {weight}: expected a number of at least 0")).into());
+    }
+    if !args.rank_args.is_given()
+        && let Some(tasks) = unused_slurm_tasks(&|name| std::env::var(name).ok())
+    {
+        tracing::warn!(
+            "SLURM_NTASKS is {tasks}, but this process was not started by srun: it trains alone, without the other tasks. To \
+             use all of them, start it with `srun hetseq train ...`"
+        );
     }
     let options = RunOptions {
         rank_env: args.rank_args.rank_env()?,

@@ -82,7 +82,7 @@ pub use group::Group;
 pub use identity::Identity;
 pub use link_speeds::LinkSpeed;
 pub use options::Options;
-pub use rank_env::{RankEnv, RankFlags, Rendezvous};
+pub use rank_env::{RankEnv, RankFlags, Rendezvous, unused_slurm_tasks};
 pub use reduce::{Algorithm, Contribution, Summed};
 pub use regrouping::{LostRank, RegroupRules, Regrouped};
 pub use secret::Secret;

@@ -13,9 +13,11 @@ use crate::checkpoint::weights;
 use crate::checkpoint::{CheckpointPart, Checkpoints, WEIGHTS, verify};
 use crate::config::{Config, Reset, Resume, RunConfig};
 use crate::error::TrainError;
+use crate::run_dir::lock::RunLock;
 use crate::task::skipped_samples::SkippedSamples;
 use crate::task::{OpenedTask, Split, Totals};
 use crate::tasks::python::check_sums;
+use crate::trainer::early_checks::early_checks;
 use crate::trainer::evaluate::{Evaluated, Evaluation, evaluate};
 use crate::trainer::session::{ProbeMode, Session};
 use crate::trainer::stop::StopFlag;
@@ -64,11 +66,25 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
         return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
-    let mut session = Session::assemble("train", task, &config, options, ProbeMode::Measure(&stop))?;
-    if let Err(error) = check_sums(&mut session) {
-        return session.leave(Err(error));
+    let mut session = Session::assemble("train", task, &config, options)?;
+    match check_and_measure(&mut session, &config, options, &stop) {
+        Ok(lock) => Trainer::prepare(session, config, options, stop, lock)?.train(started),
+        Err(error) => session.leave(Err(error)),
     }
-    Trainer::prepare(session, config, options, stop)?.train(started)
+}
+
+/// What is cheap to check comes before what takes time to measure. Returns the lock of the run
+/// directory, on rank 0.
+fn check_and_measure(
+    session: &mut Session,
+    config: &RunConfig,
+    options: &RunOptions,
+    stop: &StopFlag,
+) -> Result<Option<RunLock>, TrainError> {
+    let lock = early_checks(session, config, options)?;
+    session.probe_cluster(config, options, ProbeMode::Measure(stop))?;
+    check_sums(session)?;
+    Ok(lock)
 }
 
 /// Evaluates a checkpoint on the validation samples, over all ranks.
@@ -78,8 +94,9 @@ pub(crate) fn eval(
     options: &RunOptions,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-    let mut session = Session::assemble("eval", task, config, options, ProbeMode::Skip)?;
-    let result = eval_with(&mut session, config, checkpoint);
+    let mut session = Session::assemble("eval", task, config, options)?;
+    let probed = session.probe_cluster(config, options, ProbeMode::Skip);
+    let result = probed.and_then(|()| eval_with(&mut session, config, checkpoint));
     session.leave(result)
 }
 

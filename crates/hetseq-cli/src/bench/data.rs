@@ -9,6 +9,7 @@ use hetseq_data::prep::PrepOutcome;
 use hetseq_data::prep::bert::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource, prepare};
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
 use hetseq_data::source::corpus::CorpusSplit;
+use hetseq_data::source::text::DEFAULT_FIELD;
 use hetseq_data::{EpochPlan, GlobalBatch, PlanSpec};
 use hetseq_metrics::{median, thousands};
 use hetseq_random::Key;
@@ -132,6 +133,7 @@ fn prepare_generated(dir: &Path, max_seq_length: usize) -> anyhow::Result<Vec<Pa
             output: dir.join(name),
             vocabulary: VocabularySource::Trained { size: 8000, cased: false },
             sentences: None,
+            field: DEFAULT_FIELD.to_owned(),
             format,
             shard_mib: Some(1),
             seed: 1,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use hetseq_data::source::text::DEFAULT_FIELD;
 
 use super::PrepTranslateArgs;
 use crate::args::{OutDirArgs, at_least_one};
@@ -62,16 +63,19 @@ fn at_least_one_each() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// Prepare text for BERT pre-training: train a vocabulary, tokenize, write shards
 ///
-/// INPUT is plain text, optionally compressed with gzip. A blank line ends a document; headings of
-/// WikiText and <doc> lines of WikiExtractor are recognized. The same input and settings give the
-/// same bytes on any machine. After an interruption, the same command resumes.
+/// INPUT is plain text in UTF-8, JSONL or Parquet (in builds with the feature parquet), optionally
+/// compressed with gzip or Zstandard. In plain text a blank line ends a document; headings of WikiText
+/// and <doc> lines of WikiExtractor are recognized. In JSONL and Parquet each record is a document.
+/// The same input and settings give the same bytes on any machine. After an interruption, the same
+/// command resumes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   hetseq prep bert wiki/ --out data/wiki --valid-fraction 0.01
   hetseq prep bert text.txt.gz --out data/text --vocab bert-base-uncased/vocab.txt
+  hetseq prep bert c4/*.jsonl.zst --out data/c4 --field text
   hetseq prep verify data/wiki")]
 pub(crate) struct PrepBertArgs {
-    /// Files, or directories with files that end in .txt, .gz or have no extension
+    /// Files, or directories with files that end in .txt, .jsonl or .parquet or have no extension
     #[arg(required = true, value_name = "INPUT")]
     pub(crate) inputs: Vec<PathBuf>,
     /// Output directory: a new one, or one that the same command has started
@@ -89,6 +93,9 @@ pub(crate) struct PrepBertArgs {
     /// Use this tokenizer.json instead of training a vocabulary
     #[arg(long, value_name = "FILE", conflicts_with_all = ["vocab_size", "cased"])]
     pub(crate) tokenizer: Option<PathBuf>,
+    /// Field with the text, in JSONL and Parquet
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_FIELD)]
+    pub(crate) field: String,
     /// Meaning of a line of text
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) sentences: SentencesArg,

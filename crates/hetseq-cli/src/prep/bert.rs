@@ -58,6 +58,7 @@ fn settings(args: &PrepBertArgs) -> Result<PrepSettings, UsageError> {
         output: args.out.clone(),
         vocabulary,
         sentences,
+        field: args.field.clone(),
         format,
         shard_mib: args.shard_mb,
         seed: args.seed,

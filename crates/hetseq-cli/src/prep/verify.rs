@@ -7,16 +7,26 @@ use anyhow::Context;
 use hetseq_data::error::CorpusError;
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
 use hetseq_data::source::corpus::{self, CorpusManifest, CorpusSplit};
+use hetseq_data::source::data_kind::DataKind;
 use hetseq_data::source::parallel_corpus::PairCounts;
 use hetseq_data::{DataError, ParallelData};
 use hetseq_metrics::thousands;
 use hetseq_random::Key;
 use serde_json::json;
 
+use crate::args::UsageError;
 use crate::output::print_line;
 use crate::prep::args::PrepVerifyArgs;
 
 pub(super) fn verify(args: &PrepVerifyArgs) -> anyhow::Result<ExitCode> {
+    if DataKind::of(&args.dir)? == Some(DataKind::Images) {
+        let dir = args.dir.display();
+        return Err(UsageError(format!(
+            "{dir} holds images; `hetseq prep verify` checks text for BERT, pairs for translation and HDF5 shards. Images need no \
+             check: a run reads all idx files when it starts, and reports files in class folders that it cannot read"
+        ))
+        .into());
+    }
     let is_parallel = corpus::format(&args.dir)?.as_deref() == Some(CorpusManifest::<PairCounts>::PAIRS);
     let object = if is_parallel { verify_pairs(args)? } else { verify_text(args)? };
     if args.json {

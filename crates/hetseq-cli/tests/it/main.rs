@@ -54,3 +54,4 @@ mod translate_prep;
 mod translation;
 mod unread_stderr;
 mod wire_dtype;
+mod wrong_inputs;

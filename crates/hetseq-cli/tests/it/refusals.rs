@@ -77,7 +77,7 @@ fn an_invalid_value_is_reported_with_the_valid_ones() {
     assert_refused(
         &train(&dir).set("run.task", "imges"),
         2,
-        &["run.task = \"imges\" is unknown; available tasks: images"],
+        &["run.task = \"imges\" is unknown. Did you mean `images`? Available tasks: images"],
     );
     assert_refused(&train(&dir).set("run.devices", "tpu:0"), 2, &["run.devices: unknown device `tpu:0`: use `all`"]);
     let best = "checkpoint.best = \"acuracy\": this task measures accuracy, top5_accuracy, loss";

@@ -298,7 +298,7 @@ mod with_mounts {
         assert_eq!((dir.checkpoints(), dir.link("last")), (vec!["step-2".to_owned()], "step-2".to_owned()));
         assert_evaluates(&dir, "step-2");
         // The warning comes before the first update too.
-        assert_stderr(&job.run()[0], &["warning: a checkpoint takes 2.5 MB and 1.5 MB is free in "]);
+        assert_stderr(&job.run()[0], &["a checkpoint takes 2.5 MB and 1.5 MB is free in "]);
         disk.remount("size=40m");
         job.succeed();
         assert_eq!(dir.starts(), [(1, 0), (1, 2), (1, 2)]);

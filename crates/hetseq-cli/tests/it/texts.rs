@@ -40,7 +40,7 @@ const COMMANDS: [&str; 26] = [
     "prep verify",
 ];
 
-fn assert_text(name: &str, text: &str) {
+pub(crate) fn assert_text(name: &str, text: &str) {
     let settings = {
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
@@ -51,7 +51,7 @@ fn assert_text(name: &str, text: &str) {
 }
 
 /// Replaces what differs from run to run: this machine's paths and name, and every number.
-fn masked(text: &str, dir: &Path) -> String {
+pub(crate) fn masked(text: &str, dir: &Path) -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let mut text = text.replace(&dir.display().to_string(), "DIR");
     if !host.trim().is_empty() {

@@ -18,7 +18,7 @@
 //! 4. **`SLURM_PROCID`** and `SLURM_NTASKS` of a step (`SLURM_STEP_ID`), that is, under `srun`.
 //!    The address is `MASTER_ADDR`, else the first host of `SLURM_STEP_NODELIST` or
 //!    `SLURM_JOB_NODELIST`; the port is `MASTER_PORT`, else derived from the job's number. A batch
-//!    script has `SLURM_PROCID` 0 too, but it is a single process.
+//!    script, or a shell of `salloc`, may have `SLURM_PROCID` 0 too, but it is a single process.
 //! 5. Otherwise this is a single process.
 
 mod address;
@@ -194,7 +194,7 @@ fn from_variables(env: &Env<'_>) -> Result<RankEnv, CommError> {
         return from_mpi(rank, env);
     }
     if let Some(rank) = env.number("SLURM_PROCID")? {
-        return match env.text("SLURM_STEP_ID") {
+        return match srun_step(env) {
             Some(step) => from_slurm(rank, step, env),
             None => Ok(RankEnv::alone(SLURM)),
         };
@@ -203,6 +203,22 @@ fn from_variables(env: &Env<'_>) -> Result<RankEnv, CommError> {
         None | Some(1) => Ok(RankEnv::alone(NOTHING)),
         Some(world) => problem(format!("WORLD_SIZE is {world} but RANK is not set; set both or none")),
     }
+}
+
+/// The step that `srun` started. Slurm numbers other steps from the end of 32 bits: the batch script,
+/// and the shell of `salloc`, which runs once, whatever the number of tasks is.
+fn srun_step(env: &Env<'_>) -> Option<String> {
+    const FIRST_SPECIAL: u64 = 0xffff_fff0;
+    env.text("SLURM_STEP_ID").filter(|step| step.parse::<u64>().map_or(true, |step| step < FIRST_SPECIAL))
+}
+
+/// The number of Slurm tasks of which this process uses only one, because `srun` did not start it.
+/// `None` if there is only one, or if something else says which rank this is.
+pub fn unused_slurm_tasks(env: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
+    let env = Env(env);
+    let is_launched = ["RANK", "OMPI_COMM_WORLD_RANK"].iter().any(|name| env.text(name).is_some());
+    let tasks = env.number("SLURM_NTASKS").ok().flatten().filter(|&tasks| tasks > 1)?;
+    (!is_launched && srun_step(&env).is_none()).then_some(tasks)
 }
 
 fn from_torchrun(rank: usize, env: &Env<'_>) -> Result<RankEnv, CommError> {

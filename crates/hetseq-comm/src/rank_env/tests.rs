@@ -167,6 +167,10 @@ fn slurm_variables() {
     // A batch script itself, outside of `srun`.
     assert_eq!(from_env(&with(&[("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "")])), RankEnv::alone(SLURM));
 
+    // The shell of `salloc` is a step of its own, with the number of tasks of the job.
+    let shell = [("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "4294967290")];
+    assert_eq!(from_env(&with(&shell)), RankEnv::alone(SLURM));
+
     let none = RankFlags::default();
     for (variables, expected) in [
         (with(&[("SLURM_PROCID", "4")]), "SLURM_PROCID is 4 but SLURM_NTASKS is 4"),
@@ -179,6 +183,22 @@ fn slurm_variables() {
         let text = error(&none, &variables);
         assert!(text.contains(expected), "{variables:?}: {text}");
     }
+}
+
+#[test]
+fn slurm_tasks_without_srun_are_found() {
+    let unused = |variables: &[(&str, &str)]| {
+        let env: HashMap<&str, &str> = variables.iter().copied().collect();
+        unused_slurm_tasks(&|name| env.get(name).map(|value| (*value).to_owned()))
+    };
+    let job = ("SLURM_NTASKS", "4");
+    assert_eq!(unused(&[job]), Some(4));
+    assert_eq!(unused(&[job, ("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "4294967290")]), Some(4));
+    assert_eq!(unused(&[job, ("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0")]), None, "under srun");
+    assert_eq!(unused(&[job, ("RANK", "0")]), None, "under torchrun");
+    assert_eq!(unused(&[("SLURM_NTASKS", "1")]), None);
+    assert_eq!(unused(&[("SLURM_NTASKS", "many")]), None);
+    assert_eq!(unused(&[]), None);
 }
 
 #[test]

@@ -5,19 +5,40 @@
 
 use std::path::PathBuf;
 
+use crate::source::data_kind::DataKind;
+
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
     #[error("there is no file or directory {}; check the path of the text", .path.display())]
     NoInput { path: PathBuf },
 
     #[error(
-        "found no text in {}; pass text files, or directories with .txt, .gz or extensionless files",
+        "found no text in {}; pass text files, or directories with .txt, .jsonl, .parquet or extensionless files, also \
+         with .gz or .zst",
         .inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     NoText { inputs: Vec<PathBuf> },
 
-    #[error("{} is not text (it has zero bytes); remove it from the input, or decompress it first", .path.display())]
-    NotText { path: PathBuf },
+    /// A file of another kind than text.
+    #[error("{} is {what}, which `hetseq prep` does not read; {remedy}", .path.display())]
+    NoTextFile { path: PathBuf, what: &'static str, remedy: String },
+
+    #[error(
+        "{0}, line {line} is not UTF-8; convert the file with `iconv -f ENCODING -t UTF-8`, where ENCODING is the one \
+         that it has, such as WINDOWS-1252; or drop the invalid bytes: {read} {0} | iconv -c -f UTF-8 -t UTF-8 > text.txt",
+        .path.display()
+    )]
+    NotUtf8 { path: PathBuf, line: u64, read: &'static str },
+
+    #[error("{}, line {line}: {problem}", .path.display())]
+    BadObject { path: PathBuf, line: usize, problem: String },
+
+    #[error(
+        "{}, line {line}: there is no field `{field}`, only {}; name the one with the text: --field NAME",
+        .path.display(),
+        .known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+    )]
+    NoField { path: PathBuf, line: usize, field: String, known: Vec<String> },
 
     #[error(
         "{source_files} source files but {target_files} target files; pass the same number of both, in the same order"
@@ -79,6 +100,12 @@ pub enum CorpusError {
     )]
     NoDirectory { dir: PathBuf },
 
+    #[error(
+        "{} holds {}, not {}; set run.task = \"{}\", or set task.data to data of `{}`",
+        .dir.display(), .found.description(), .expected.description(), .found.task(), .expected.made_by()
+    )]
+    OtherTask { dir: PathBuf, found: DataKind, expected: DataKind },
+
     #[error("{} has no {split} split; {remedy}", .dir.display())]
     NoSuchSplit { dir: PathBuf, split: &'static str, remedy: &'static str },
 
@@ -96,6 +123,16 @@ pub enum CorpusError {
     /// A file in NVIDIA's layout whose content is invalid.
     #[error("{}: field `{field}`: {problem}; create or copy the shard again", .path.display())]
     BadField { path: PathBuf, field: String, problem: String },
+
+    /// A file that a newer version of the HDF5 library wrote.
+    #[error(
+        "{0} has a newer HDF5 format than this program reads ({problem}), as h5py writes it with libver='latest'; write it \
+         again with the default: python3 -c \"import h5py, sys; old, new = h5py.File(sys.argv[1]), \
+         h5py.File(sys.argv[2], 'w'); [new.create_dataset(k, data=old[k][...], compression='gzip') for k in old]\" \
+         {0} NEW.hdf5",
+        .path.display()
+    )]
+    NewerHdf5 { path: PathBuf, problem: String },
 
     #[error(
         "{} contains the token {id}, but the vocabulary has only {vocabulary} tokens; use the vocabulary that it was \

@@ -42,6 +42,9 @@ pub enum DataError {
     #[error("{} is a damaged or truncated gzip file ({reason}); download or copy it again", .path.display())]
     DamagedGzip { path: PathBuf, reason: io::Error },
 
+    #[error("{} is a damaged or truncated Zstandard file ({reason}); download or copy it again", .path.display())]
+    DamagedZstd { path: PathBuf, reason: io::Error },
+
     #[error("{} is {found}, expected {expected}; check that the files have the right names", .path.display())]
     WrongKind { path: PathBuf, expected: String, found: String },
 

@@ -14,7 +14,7 @@ use crate::error::{CorpusError, DataError};
 use crate::source::bytes::write_atomic;
 use crate::source::corpus::{CorpusManifest, Counts, ShardEntry};
 use crate::source::text::TextFile;
-use crate::tokenize::{CONFIG_FILE, TOKENIZER_FILE};
+use crate::tokenize::{CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE};
 
 const SETTINGS_FILE: &str = "prep.json";
 const PARTS_DIR: &str = "parts";
@@ -140,8 +140,8 @@ pub(super) fn discard(dir: &Path) -> Result<(), DataError> {
     for entry in fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_shard = ["train-", "valid-"].iter().any(|start| name.starts_with(start));
-        let is_tokenizer = name.ends_with(TOKENIZER_FILE) || name == CONFIG_FILE;
+        let is_shard = ["train-", "valid-", "training-", "validation-"].iter().any(|start| name.starts_with(start));
+        let is_tokenizer = name.ends_with(TOKENIZER_FILE) || [CONFIG_FILE, VOCABULARY_FILE].contains(&name.as_str());
         if is_shard || is_tokenizer {
             fs::remove_file(entry.path()).map_err(failed)?;
         }

@@ -173,7 +173,7 @@ impl<'a> Shard<'a> {
             let (expected, found) = ("an HDF5 file".to_owned(), "a file without the HDF5 signature".to_owned());
             return Err(DataError::WrongKind { path: path.to_owned(), expected, found });
         }
-        let file = File::open_streaming(path).map_err(|reason| bad(path, "(file)", reason.to_string()))?;
+        let file = File::open_streaming(path).map_err(|reason| unreadable_field(path, "(file)", reason))?;
         // The file size stored in the file. The C library checks it too, because the missing part
         // may be one that is never read.
         let end = file.superblock().eof_address;
@@ -182,7 +182,10 @@ impl<'a> Shard<'a> {
             return Err(bad(path, "(file)", problem));
         }
         let dataset = |name: &str| {
-            file.dataset(name).map_err(|reason| bad(path, name, format!("it is missing or unreadable ({reason})")))
+            file.dataset(name).map_err(|reason| match newer_version(&reason) {
+                Some(problem) => CorpusError::NewerHdf5 { path: path.to_owned(), problem }.into(),
+                None => bad(path, name, format!("it is missing or unreadable ({reason})")),
+            })
         };
         let (input_ids, positions) = (dataset(INPUT_IDS)?, dataset(POSITIONS)?);
         let [rows, length] = dimensions(path, &input_ids, INPUT_IDS)?;
@@ -219,7 +222,7 @@ impl<'a> Shard<'a> {
             let problem = format!("it has {} x {} values, expected {rows} x {width}", found[0], found[1]);
             return Err(bad(self.path, name, problem));
         }
-        let kind = dataset.dtype().map_err(|reason| bad(self.path, name, reason.to_string()))?;
+        let kind = dataset.dtype().map_err(|reason| unreadable_field(self.path, name, reason))?;
         let bytes = match kind {
             DType::I8 | DType::U8 => 1,
             DType::I16 | DType::U16 => 2,
@@ -235,7 +238,7 @@ impl<'a> Shard<'a> {
     }
 
     fn read_ids(&self, dataset: &Dataset, name: &str) -> Result<Vec<i32>, DataError> {
-        let failed = |reason: hdf5_pure::Error| bad(self.path, name, reason.to_string());
+        let failed = |reason: hdf5_pure::Error| unreadable_field(self.path, name, reason);
         let values = match dataset.dtype().map_err(failed)? {
             DType::U32 | DType::I64 | DType::U64 => {
                 let values = dataset.read_i64().map_err(failed)?;
@@ -250,7 +253,7 @@ impl<'a> Shard<'a> {
 
     /// Reads a dataset of zeros and ones.
     fn read_bits(&self, dataset: &Dataset, name: &str) -> Result<Vec<bool>, DataError> {
-        let values = dataset.read_i8().map_err(|reason| bad(self.path, name, reason.to_string()))?;
+        let values = dataset.read_i8().map_err(|reason| unreadable_field(self.path, name, reason))?;
         if let Some(at) = values.iter().position(|value| !(0..=1).contains(value)) {
             return Err(bad(self.path, name, format!("value {at} is {}, neither 0 nor 1", values[at])));
         }
@@ -269,7 +272,7 @@ impl<'a> Shard<'a> {
 
 /// Returns the number of rows and their width. A one-dimensional dataset has width 1.
 fn dimensions(path: &Path, dataset: &Dataset, name: &str) -> Result<[u64; 2], DataError> {
-    let shape = dataset.shape().map_err(|reason| bad(path, name, reason.to_string()))?;
+    let shape = dataset.shape().map_err(|reason| unreadable_field(path, name, reason))?;
     match shape[..] {
         [rows] => Ok([rows, 1]),
         [rows, width] => Ok([rows, width]),
@@ -330,6 +333,23 @@ impl RowReader<'_> {
         }
         Ok(())
     }
+}
+
+/// The error of the HDF5 reader about a field.
+fn unreadable_field(path: &Path, field: &str, reason: hdf5_pure::Error) -> DataError {
+    match newer_version(&reason) {
+        Some(problem) => CorpusError::NewerHdf5 { path: path.to_owned(), problem }.into(),
+        None => bad(path, field, reason.to_string()),
+    }
+}
+
+/// Whether a part of the file has a version after those that the reader knows, in words. A version
+/// that is far too large is damage.
+fn newer_version(reason: &hdf5_pure::Error) -> Option<String> {
+    let text = reason.to_string();
+    let (before, version) = text.rsplit_once(" version: ")?;
+    let part = before.rsplit([' ', ':']).next()?;
+    version.parse().ok().filter(|version: &u8| (1..=9).contains(version)).map(|n| format!("{part} version {n}"))
 }
 
 fn bad(path: &Path, field: &str, problem: String) -> DataError {

@@ -10,6 +10,7 @@ pub mod bytes;
 pub mod checksum;
 pub mod conll;
 pub mod corpus;
+pub mod data_kind;
 pub mod decoded_image;
 pub mod digits;
 pub mod entity_table;

@@ -23,6 +23,10 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 pub const VOCABULARY_FILE: &str = "vocab.txt";
 pub const CONFIG_FILE: &str = "tokenizer_config.json";
 
+/// The tokens of a text that BERT reads, in all published sizes. Only for the files of a preparation,
+/// which knows no model.
+const BERT_MAX_LENGTH: usize = 512;
+
 /// Alternative names of the special tokens, in the order of [`SPECIAL_TOKENS`], as in RoBERTa.
 const ALTERNATIVE_NAMES: [&str; 5] = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"];
 
@@ -142,17 +146,18 @@ impl Tokenizer {
         TextEncoder::new(self, false)
     }
 
-    /// Returns the names and contents of its files, `tokenizer.json` last.
-    pub fn files(&self) -> Result<[(&'static str, String); 3], DataError> {
+    /// Returns the names and contents of its files, `tokenizer.json` last. `max_length` is the number
+    /// of tokens that the model reads.
+    pub fn files(&self, max_length: usize) -> Result<[(&'static str, String); 3], DataError> {
         let text = self.inner.to_string(true).map_err(|reason| bad(Path::new(TOKENIZER_FILE), reason.to_string()))?;
-        let config = format!("{:#}\n", self.config());
+        let config = format!("{:#}\n", self.config(max_length));
         Ok([(VOCABULARY_FILE, self.token_list()), (CONFIG_FILE, config), (TOKENIZER_FILE, text + "\n")])
     }
 
     /// Writes the files, each atomically and in that order: if `tokenizer.json` exists, the others
     /// do too.
     pub fn write(&self, dir: &Path) -> Result<(), DataError> {
-        for (name, content) in self.files()? {
+        for (name, content) in self.files(BERT_MAX_LENGTH)? {
             write_atomic(&dir.join(name), |file| file.write_all(content.as_bytes()))?;
         }
         Ok(())
@@ -173,11 +178,11 @@ impl Tokenizer {
     }
 
     /// Content of the `tokenizer_config.json`.
-    fn config(&self) -> serde_json::Value {
+    fn config(&self, max_length: usize) -> serde_json::Value {
         let [pad, unk, cls, sep, mask] = self.names;
         let mut config = json!({
             "cls_token": cls, "mask_token": mask, "pad_token": pad, "sep_token": sep, "unk_token": unk,
-            "tokenizer_class": "PreTrainedTokenizerFast",
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,
         });
         if let Some(NormalizerWrapper::BertNormalizer(rule)) = self.inner.get_normalizer()
             && self.words.is_some()

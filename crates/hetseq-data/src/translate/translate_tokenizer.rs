@@ -120,9 +120,9 @@ impl TranslateTokenizer {
     }
 
     /// Names and contents of the files, for a checkpoint. Written in this order, the last file
-    /// exists only if all do.
-    pub fn files(&self) -> Vec<(String, Vec<u8>)> {
-        let mut files = vec![(CONFIG_FILE.to_owned(), format!("{:#}\n", self.config()).into_bytes())];
+    /// exists only if all do. `max_length` is the number of tokens that the model reads.
+    pub fn files(&self, max_length: usize) -> Vec<(String, Vec<u8>)> {
+        let mut files = vec![(CONFIG_FILE.to_owned(), format!("{:#}\n", self.config(max_length)).into_bytes())];
         let mut add = |name: &str, side: &Subwords| files.push((name.to_owned(), side.json().to_vec()));
         match &self.source {
             None => add(TOKENIZER_FILE, &self.target),
@@ -139,9 +139,10 @@ impl TranslateTokenizer {
     }
 
     /// The content of `tokenizer_config.json`, which Hugging Face's `AutoTokenizer` reads.
-    fn config(&self) -> serde_json::Value {
+    fn config(&self, max_length: usize) -> serde_json::Value {
         let mut config = json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": max_length,
             "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>",
             // `</s>` in a line of text is plain text, not the end token.
             "split_special_tokens": true,

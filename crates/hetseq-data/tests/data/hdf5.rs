@@ -215,6 +215,16 @@ fn other_files_and_missing_splits_are_named() {
     }
 }
 
+/// As h5py 3.16 with HDF5 2.0 writes it with `libver="latest"`. The command of the message was tried
+/// with the same version: its output is read.
+#[test]
+fn a_newer_format_is_refused_with_a_way_to_convert_it() {
+    let error = read_rows(&fixture("latest_training.hdf5"), None).unwrap_err().to_string();
+    for part in ["has a newer HDF5 format", "(layout version 5)", "libver='latest'", "python3 -c \"import h5py, sys;"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
 /// Writes a valid shard of two rows, in which `change` removes or replaces datasets. Returns the
 /// error or "fine".
 fn with_change(change: impl Fn(&str) -> Change) -> String {

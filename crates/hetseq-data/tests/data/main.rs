@@ -28,6 +28,8 @@ mod shards;
 #[cfg(test)]
 mod split_words;
 #[cfg(test)]
+mod text_inputs;
+#[cfg(test)]
 mod token_labels;
 #[cfg(test)]
 mod tokenizer;

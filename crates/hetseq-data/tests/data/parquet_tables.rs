@@ -61,6 +61,12 @@ fn write(path: &Path, texts: &[&str], compression: Compression) {
     writer.close().unwrap();
 }
 
+/// Writes a table of texts in groups of two.
+pub(crate) fn write_texts(path: &Path, texts: &[String]) {
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    write(path, &texts, Compression::ZSTD(ZstdLevel::default()));
+}
+
 const TEXTS: [&str; 5] = ["a\tb", "sch\u{f6}n", "", "a\nb", "end"];
 
 fn names(names: &[&str]) -> Vec<TableColumn> {

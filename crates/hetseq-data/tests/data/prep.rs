@@ -8,6 +8,7 @@ use hetseq_data::prep::PrepOutcome;
 use hetseq_data::prep::bert::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource, prepare};
 use hetseq_data::pretrain::{PretrainConfig, PretrainData};
 use hetseq_data::source::corpus::{CorpusManifest, CorpusSplit, TextCorpus};
+use hetseq_data::source::text::DEFAULT_FIELD;
 use hetseq_random::Key;
 
 use crate::prep_runs::{StopAfter, assert_same_on_any_cores, content};
@@ -70,6 +71,7 @@ impl TestDir {
             output: self.path(output),
             vocabulary: VocabularySource::Trained { size: 400, cased: false },
             sentences: None,
+            field: DEFAULT_FIELD.to_owned(),
             format,
             shard_mib: Some(1),
             seed: 3,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use hetseq_data::finetune::{ConllColumns, ConllFile, ConllLabels, LabelSet, TokenSampleConfig, TokenSamples};
 use hetseq_data::prep::bert::{PrepFormat, PrepSettings, VocabularySource, prepare};
 use hetseq_data::prep::{PrepObserver, PrepOutcome};
+use hetseq_data::source::text::DEFAULT_FIELD;
 use hetseq_data::tokenize::Tokenizer;
 use serde::Deserialize;
 
@@ -79,6 +80,7 @@ fn train_vocabulary(file: &ConllFile, dir: &Path, cased: bool) -> PathBuf {
         output: output.clone(),
         vocabulary: VocabularySource::Trained { size: 3000, cased },
         sentences: None,
+        field: DEFAULT_FIELD.to_owned(),
         format: PrepFormat::Compact,
         shard_mib: None,
         seed: 1,

@@ -9,6 +9,7 @@ pub(crate) mod finite;
 mod manifest;
 mod retention;
 mod save_error;
+mod shapes;
 mod snapshot;
 mod store;
 mod tensors;
@@ -21,6 +22,7 @@ mod writer;
 
 pub(crate) use disk_space::free_bytes;
 pub use save_error::SaveError;
+pub(crate) use shapes::stored_shapes;
 pub(crate) use snapshot::{RunConstants, Snapshot, size_bytes};
 pub use store::Checkpoints;
 pub(crate) use store::{Restored, STATE, Saved, WEIGHTS, load, step_of};

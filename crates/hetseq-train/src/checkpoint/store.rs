@@ -70,9 +70,20 @@ impl Checkpoints {
                 fs::remove_file(&link).map_err(TrainError::io(doing()))?;
             }
         }
+        self.check_writable()
+    }
+
+    /// Checks that checkpoints can be written, if the directory exists.
+    pub(crate) fn check_writable(&self) -> Result<(), TrainError> {
+        let doing = || format!("writing to {} (set run.dir to a writable directory)", self.dir.display());
         let trial = self.dir.join(format!("{TEMPORARY}trial"));
-        fs::create_dir(&trial).map_err(TrainError::io(doing()))?;
-        fs::remove_dir(&trial).map_err(TrainError::io(doing()))
+        match fs::create_dir(&trial) {
+            Ok(()) => fs::remove_dir(&trial).map_err(TrainError::io(doing())),
+            Err(_) if !self.dir.exists() => Ok(()),
+            // A process that was killed has left it.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(TrainError::io(doing())(error)),
+        }
     }
 
     pub(crate) fn create(&self) -> io::Result<()> {

@@ -3,9 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use hetseq_fs::expand_home;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
+use super::missing_keys::missing_keys;
+use super::names::suggest;
+use super::nearby_files::no_config;
 use super::{Config, overrides, renamed};
 use crate::error::TrainError;
 use crate::task::Task;
@@ -22,7 +26,10 @@ pub struct ConfigSource {
 
 impl ConfigSource {
     pub fn read(path: &Path, sets: &[String]) -> Result<Self, TrainError> {
-        let text = fs_err::read_to_string(path).map_err(|error| TrainError::Config(error.to_string()))?;
+        let text = fs_err::read_to_string(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => TrainError::Config(no_config(path)),
+            _ => TrainError::Config(error.to_string()),
+        })?;
         Ok(ConfigSource { path: path.to_owned(), text, sets: sets.to_vec(), overrides: Vec::new() })
     }
 
@@ -44,13 +51,17 @@ impl ConfigSource {
 
     /// The task's name, needed before its table can be typed.
     pub fn task(&self) -> Result<String, TrainError> {
-        let task = self.table()?.get("run").and_then(|run| run.get("task")).cloned();
+        let table = self.table()?;
+        let task = table.get("run").and_then(|run| run.get("task"));
         match task {
-            Some(Value::String(name)) => Ok(renamed::task(&name).to_owned()),
-            _ => Err(TrainError::Config(format!(
-                "{}: run.task is missing; add `task = \"images\"` under [run]",
-                self.path.display()
-            ))),
+            Some(Value::String(name)) => Ok(renamed::task(name).to_owned()),
+            Some(other) => {
+                Err(self.refused(&format!("run.task = {other}: write the name of a task, such as \"images\"")))
+            }
+            None => {
+                let missing = missing_keys::<Table>(&table);
+                Err(self.refused(&missing.unwrap_or_else(|| "run.task is missing".to_owned())))
+            }
         }
     }
 
@@ -69,9 +80,8 @@ impl ConfigSource {
         // The file alone first, so that its errors have a line; then each `--set` separately, so
         // that errors name it. `--set` may give a key that the file lacks, so a missing key is an
         // error only at the end.
-        let is_complete = self.sets.is_empty() && self.overrides.is_empty();
         if let Err(error) = typed::<C>(&self.text)
-            && (is_complete || !error.is_missing)
+            && error.missing.is_none()
         {
             return Err(TrainError::Config(self.explain(&error)));
         }
@@ -79,7 +89,7 @@ impl ConfigSource {
         for set in &self.sets {
             apply(&mut table, set).map_err(TrainError::Config)?;
             if let Err(error) = typed::<C>(&table.to_string())
-                && !error.is_missing
+                && error.missing.is_none()
             {
                 let key = set.split('=').next().unwrap_or_default().trim();
                 let reason = error.message.strip_prefix(&format!("{key}: ")).unwrap_or(&error.message);
@@ -89,7 +99,7 @@ impl ConfigSource {
         for (key, value) in &self.overrides {
             insert(&mut table, &format!("optim.{key}"), value.clone())
                 .and_then(|()| match typed::<C>(&table.to_string()) {
-                    Err(error) if !error.is_missing => Err(error.message),
+                    Err(error) if error.missing.is_none() => Err(error.message),
                     _ => Ok(()),
                 })
                 .map_err(|reason| TrainError::Config(format!("--optimizer-overrides {key}={value}: {reason}")))?;
@@ -98,8 +108,10 @@ impl ConfigSource {
             tracing::warn!("{old} is now {new}; the old name will be removed in the next release");
         }
         anchor_paths(&mut table, path_keys);
-        let mut config: Config<C> = typed(&table.to_string())
-            .map_err(|error| TrainError::Config(format!("{}: {}", self.path.display(), error.message)))?;
+        if let Some(missing) = missing_keys::<C>(&table) {
+            return Err(self.refused(&missing));
+        }
+        let mut config: Config<C> = typed(&table.to_string()).map_err(|error| self.refused(&error.message))?;
         let stem = self.path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
         let dir = config.run.dir.get_or_insert_with(|| Path::new("runs").join(&*stem));
         if dir.as_os_str().is_empty() {
@@ -123,22 +135,32 @@ impl ConfigSource {
         self.text.parse().map_err(|error| TrainError::Config(self.explain(&KeyError::syntax(&self.text, &error))))
     }
 
+    /// The error about the file as a whole.
+    fn refused(&self, reason: &str) -> TrainError {
+        TrainError::Config(format!("{}: {reason}", self.path.display()))
+    }
+
     fn explain(&self, error: &KeyError) -> String {
         format!("{}:{}: {}", self.path.display(), error.line, error.message)
     }
 }
 
 /// An error about a key or the syntax of a config.
-struct KeyError {
+pub(super) struct KeyError {
     /// Names the key with its path, and the most similar valid one.
     message: String,
     line: usize,
-    is_missing: bool,
+    /// Where it is, such as `optim.lr`.
+    pub(super) path: String,
+    /// The key that is required and not given, with its section, if that is the error.
+    pub(super) missing: Option<String>,
 }
 
 impl KeyError {
     fn syntax(text: &str, error: &toml::de::Error) -> Self {
-        KeyError { message: error.message().trim_end().to_owned(), line: line_of(text, error), is_missing: false }
+        let line = line_of(text, error);
+        let message = unquoted(text, line).unwrap_or_else(|| error.message().trim_end().to_owned());
+        KeyError { message, line, path: String::new(), missing: None }
     }
 }
 
@@ -146,21 +168,44 @@ fn line_of(text: &str, error: &toml::de::Error) -> usize {
     error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count())
 }
 
-fn typed<C: DeserializeOwned>(text: &str) -> Result<Config<C>, KeyError> {
+/// The message about a line such as `task = images`, whose value is a text without quotes.
+fn unquoted(text: &str, line: usize) -> Option<String> {
+    let (key, value) = text.lines().nth(line - 1)?.split_once('=')?;
+    let (key, value) = (key.trim(), value.split('#').next().unwrap_or_default().trim());
+    let first = value.chars().next()?;
+    let is_word = first.is_alphabetic() || "~/._".contains(first) || (first.is_numeric() && value.contains(' '));
+    let is_plain = !value.contains(['"', '\'', '[', ']', '{', '}', '=']);
+    let is_valid = |value: &str| format!("x = {value}").parse::<Table>().is_ok();
+    let quoted = format!("\"{value}\"");
+    (is_word && is_plain && !is_valid(value) && is_valid(&quoted))
+        .then(|| format!("`{key} = {value}`: a text needs quotes. Write: {key} = {quoted}"))
+}
+
+pub(super) fn typed<C: DeserializeOwned>(text: &str) -> Result<Config<C>, KeyError> {
     let deserializer = toml::Deserializer::parse(text).map_err(|error| KeyError::syntax(text, &error))?;
     serde_path_to_error::deserialize(deserializer).map_err(|error| {
-        let is_missing = error.inner().message().starts_with("missing field");
-        let message = suggest(&error.path().to_string(), error.inner().message());
-        KeyError { message, line: line_of(text, error.inner()), is_missing }
+        let path = error.path().to_string();
+        let raw = error.inner().message();
+        let field = raw.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        let missing = field.map(|field| if path == "." { field.to_owned() } else { format!("{path}.{field}") });
+        KeyError { message: suggest(&path, raw), line: line_of(text, error.inner()), path, missing }
     })
 }
 
-/// Makes the task's paths absolute: the resolved config is also read from other directories.
+/// Replaces `~` in all paths, and makes the task's paths absolute: the resolved config is also read
+/// from other directories.
 fn anchor_paths(table: &mut Table, path_keys: &[&str]) {
+    if let Some(Value::Table(run)) = table.get_mut("run") {
+        for key in ["dir", "python"] {
+            if let Some(Value::String(path)) = run.get_mut(key) {
+                *path = expand_home(path);
+            }
+        }
+    }
     let Some(Value::Table(task)) = table.get_mut("task") else { return };
     for key in path_keys {
         if let Some(Value::String(path)) = task.get_mut(*key)
-            && let Ok(absolute) = std::path::absolute(&*path)
+            && let Ok(absolute) = std::path::absolute(expand_home(path))
         {
             *path = absolute.display().to_string();
         }
@@ -204,44 +249,6 @@ fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), String> {
     }
     at.insert(last.to_owned(), value);
     Ok(())
-}
-
-/// Rewrites an error of serde at `path`, such as `optim.lr`: names the key and the most similar
-/// valid name, and describes types in plain words.
-pub fn suggest(path: &str, message: &str) -> String {
-    let message = message.trim_end();
-    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let kind = ["field", "variant"].into_iter().find(|kind| message.starts_with(&format!("unknown {kind} `")));
-    let at = if path == "." { String::new() } else { format!("{path}: ") };
-    let (Some(kind), [wrong, known @ ..]) = (kind, &quoted[..]) else {
-        let message = message.replace("missing field", "missing key or section");
-        let integers = ["expected u64", "expected u32", "expected usize"].iter();
-        let message = integers.fold(message, |message, rust| message.replace(rust, "expected an integer"));
-        return format!(
-            "{at}{}",
-            message.replace("expected f64", "expected a number").replace("expected f32", "expected a number")
-        );
-    };
-    let known: Vec<&str> = known.iter().copied().filter(|name| !renamed::is_old(name)).collect();
-    let hint = did_you_mean(wrong, known.iter().copied());
-    match kind {
-        "field" => {
-            let section = path.strip_suffix(wrong).unwrap_or(path).trim_end_matches('.');
-            let known_in =
-                if section.is_empty() { "Known sections".to_owned() } else { format!("Keys of [{section}]") };
-            format!("unknown key `{wrong}`.{hint} {known_in}: {}", known.join(", "))
-        }
-        _ => format!("{at}unknown value `{wrong}`.{hint} Possible values: {}", known.join(", ")),
-    }
-}
-
-/// Names the known name most similar to a wrong one; empty if none is similar.
-pub(super) fn did_you_mean<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> String {
-    let nearest = known
-        .map(|name| (strsim::normalized_damerau_levenshtein(wrong, name), name))
-        .filter(|(similarity, _)| *similarity >= 0.4)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    nearest.map_or_else(String::new, |(_, name)| format!(" Did you mean `{name}`?"))
 }
 
 #[cfg(test)]
@@ -297,6 +304,31 @@ mod tests {
     }
 
     #[test]
+    fn a_text_without_quotes_is_reported_as_such() {
+        for (line, expected) in [
+            ("task = images", "toy.toml:2: `task = images`: a text needs quotes. Write: task = \"images\""),
+            ("task = ~/x # here", "`task = ~/x`: a text needs quotes. Write: task = \"~/x\""),
+            ("task = 10 updates", "Write: task = \"10 updates\""),
+        ] {
+            let error = parse(&TEXT.replace("task = \"toy\"", line), &[]).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        for line in ["task = [", "task = \"toy", "task = 1x"] {
+            let error = parse(&TEXT.replace("task = \"toy\"", line), &[]).unwrap_err();
+            assert!(!error.contains("needs quotes"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_tilde_in_a_path_is_the_home_directory() {
+        let source =
+            ConfigSource::from_text("toy.toml", TEXT.to_owned(), &["task.data=~/x".to_owned(), "run.dir=~".to_owned()]);
+        let config = source.parse_with::<Toy>(&["data"]).unwrap();
+        let home = std::env::var("HOME").unwrap();
+        assert_eq!((config.task.data, config.run.dir), (format!("{home}/x"), Some(PathBuf::from(home))));
+    }
+
+    #[test]
     fn optimizer_overrides_are_applied_last() {
         let source = ConfigSource::from_text("toy.toml", TEXT.to_owned(), &["optim.lr=0.5".to_owned()]);
         let parse = |text: &str| -> Result<Config<Toy>, String> {
@@ -317,7 +349,7 @@ mod tests {
     #[test]
     fn set_can_supply_missing_keys() {
         let without = TEXT.replace("data = \"x\"\n", "");
-        assert!(parse(&without, &[]).unwrap_err().contains("missing key or section `data`"));
+        assert!(parse(&without, &[]).unwrap_err().starts_with("toy.toml: task.data is missing. Add it"));
         assert_eq!(parse(&without, &["task.data=/y"]).unwrap().task.data, "/y");
     }
 

@@ -7,7 +7,7 @@ use glob::Pattern;
 use hetseq_optim::Layout;
 
 use super::Optim;
-use super::file::did_you_mean;
+use super::names::did_you_mean;
 use crate::error::TrainError;
 
 impl Optim {

@@ -1,7 +1,6 @@
 //! The typed form of `run.toml`: sections, keys, defaults. `file.rs` reads it, `validate.rs` checks
 //! values.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,8 +10,9 @@ use hetseq_balance::SplitMode;
 use hetseq_comm::{Algorithm, WireFormat};
 use hetseq_data::GlobalBatch;
 use hetseq_kernels::Dtype;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
+use super::every::Every;
 use super::optim::Optim;
 
 /// The config of a run; `C` is the task's table. An `Option` that is not given is `None` and is not
@@ -287,67 +287,6 @@ pub struct Debug {
     pub audit: bool,
 }
 
-/// An interval: `"10 updates"`, `"1 epoch"` or `"never"`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Every {
-    Updates(u64),
-    Epochs(u64),
-    Never,
-}
-
-impl Every {
-    /// Whether the interval is over after `updates` updates in total, the last of which may have
-    /// ended the epoch before `epoch`.
-    pub fn is_due(self, updates: u64, epoch: u64, epoch_ended: bool) -> bool {
-        match self {
-            Every::Updates(n) => updates.is_multiple_of(n),
-            Every::Epochs(n) => epoch_ended && epoch.is_multiple_of(n),
-            Every::Never => false,
-        }
-    }
-}
-
-impl FromStr for Every {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not an interval: use \"10 updates\", \"1 epoch\" or \"never\"");
-        if text.trim() == "never" {
-            return Ok(Every::Never);
-        }
-        let (number, unit) = text.trim().split_once(char::is_whitespace).ok_or_else(wrong)?;
-        let number: u64 = number.replace(['_', ','], "").parse().map_err(|_| wrong())?;
-        match (number, unit.trim()) {
-            (0, _) => Err(wrong()),
-            (n, "update" | "updates") => Ok(Every::Updates(n)),
-            (n, "epoch" | "epochs") => Ok(Every::Epochs(n)),
-            _ => Err(wrong()),
-        }
-    }
-}
-
-impl fmt::Display for Every {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Every::Updates(n) => write!(f, "{n} update{}", if *n == 1 { "" } else { "s" }),
-            Every::Epochs(n) => write!(f, "{n} epoch{}", if *n == 1 { "" } else { "s" }),
-            Every::Never => f.write_str("never"),
-        }
-    }
-}
-
-impl Serialize for Every {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Every {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
 /// `--resume`: where to start from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Resume {
@@ -416,18 +355,5 @@ mod tests {
         assert_eq!((keys("valid").as_str(), keys("batch").contains("micro")), ("every", false));
         // As it is written to the run directory.
         assert_eq!(toml::from_str::<Config<toml::Table>>(&toml::to_string(&config).unwrap()).unwrap(), config);
-    }
-
-    #[test]
-    fn intervals() {
-        assert_eq!("10 updates".parse(), Ok(Every::Updates(10)));
-        assert_eq!("1 epoch".parse(), Ok(Every::Epochs(1)));
-        for bad in ["", "10", "0 updates", "ten updates", "5 minutes"] {
-            assert!(bad.parse::<Every>().is_err(), "{bad}");
-        }
-        assert!(Every::Updates(5).is_due(10, 0, false));
-        assert!(!Every::Updates(5).is_due(11, 1, true));
-        assert!(Every::Epochs(2).is_due(11, 2, true));
-        assert!(!Every::Epochs(2).is_due(11, 2, false));
     }
 }

@@ -13,6 +13,7 @@ use super::compute::{OpenedTask, TaskKeys};
 use super::{FileInference, Split, Task, TaskData, TaskError, TextInference};
 use crate::bench::{self, StepReport, StepRequest};
 use crate::checkpoint::Checkpoints;
+use crate::config::names::did_you_mean_task;
 use crate::config::{Config, ConfigSource, RunConfig};
 use crate::devices::burn_compute;
 use crate::devices::engine::{EngineSetup, WithEngines};
@@ -136,13 +137,15 @@ impl Tasks {
     /// Opens a trained model that answers lines of text. `path` is a run (its best checkpoint is
     /// used, else the newest), a checkpoint, or a model directory of another program.
     pub fn generator(&self, path: &Path, options: GenerateOptions) -> Result<Generator, TrainError> {
-        open_trained(&self.generators, path, options, "generates no text")
+        let instead = self.predictors.iter().map(|opens| opens.task).collect();
+        open_trained(&self.generators, path, options, "generates no text", ("hetseq predict", instead))
     }
 
     /// Opens a trained model that predicts the samples of a file. `path` as for
     /// [`Tasks::generator`].
     pub fn predictor(&self, path: &Path, options: PredictOptions) -> Result<Predictor, TrainError> {
-        open_trained(&self.predictors, path, options, "cannot predict files")
+        let instead = self.generators.iter().map(|opens| opens.task).collect();
+        open_trained(&self.predictors, path, options, "cannot predict files", ("hetseq generate", instead))
     }
 
     fn find(&self, source: &ConfigSource) -> Result<&dyn ErasedTask, TrainError> {
@@ -150,16 +153,23 @@ impl Tasks {
         match self.registered.iter().find(|task| task.name() == name) {
             Some(task) => Ok(&**task),
             None => {
+                let hint = did_you_mean_task(&name, self.names().into_iter());
                 let names = self.names().join(", ");
-                Err(TrainError::Config(format!("run.task = \"{name}\" is unknown; available tasks: {names}")))
+                Err(TrainError::Config(format!("run.task = \"{name}\" is unknown.{hint} Available tasks: {names}")))
             }
         }
     }
 }
 
 /// Opens the checkpoint of `path` with the inference of its task. `refusal` is what a task without
-/// one does.
-fn open_trained<M, O>(known: &[Opens<M, O>], path: &Path, options: O, refusal: &str) -> Result<M, TrainError> {
+/// one does, `instead` the other command with its tasks.
+fn open_trained<M, O>(
+    known: &[Opens<M, O>],
+    path: &Path,
+    options: O,
+    refusal: &str,
+    instead: (&str, Vec<&str>),
+) -> Result<M, TrainError> {
     let checkpoint = Checkpoints::resolve(path)?;
     let trained = trained_task(&checkpoint);
     // A directory of another program need not name a class that we know. If there is only one
@@ -168,6 +178,8 @@ fn open_trained<M, O>(known: &[Opens<M, O>], path: &Path, options: O, refusal: &
     if let Some(opens) = known.iter().find(|opens| trained.fits(opens.task, opens.architecture)).or_else(only) {
         return (opens.open)(checkpoint, options);
     }
+    let is_of = |tasks: &[&str]| matches!(&trained, TrainedTask::Named(task) if tasks.contains(&task.as_str()));
+    let advice = if is_of(&instead.1) { format!("; use `{}`", instead.0) } else { String::new() };
     let model = match trained {
         TrainedTask::Named(task) => format!("a model of the task {task}, which {refusal}"),
         TrainedTask::Architecture(class) => format!("a {class}, which {refusal}"),
@@ -175,7 +187,7 @@ fn open_trained<M, O>(known: &[Opens<M, O>], path: &Path, options: O, refusal: &
     };
     let tasks: Vec<&str> = known.iter().map(|opens| opens.task).collect();
     let (path, tasks) = (checkpoint.display(), tasks.join(", "));
-    Err(TrainError::Config(format!("{path} is {model}; tasks that can be used: {tasks}")))
+    Err(TrainError::Config(format!("{path} is {model}{advice}; tasks that can be used: {tasks}")))
 }
 
 /// A task without its type parameters.

@@ -3,6 +3,7 @@
 pub mod bert;
 pub mod fine_tuning;
 pub mod images;
+pub(crate) mod initial_weights;
 pub(crate) mod python;
 mod splits;
 pub mod synthetic_bert;

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use hetseq_metrics::{Event, duration};
 
-use crate::checkpoint::{
-    CheckpointWriter, Checkpoints, RETRY, RunConstants, SaveError, SaveStatus, Snapshot, free_bytes, size_bytes,
-};
+use crate::checkpoint::{CheckpointWriter, Checkpoints, RETRY, RunConstants, SaveError, SaveStatus, Snapshot};
 use crate::config::{Checkpoint, Every, OnSaveError};
 use crate::error::TrainError;
 use crate::run_dir::events::at_update;
@@ -306,24 +304,6 @@ impl Checkpointing {
 
     fn unsaved(&self, save_error: SaveError, consequence: &'static str) -> TrainError {
         TrainError::Unsaved { save_error: Box::new(save_error), consequence, last: self.last_checkpoint() }
-    }
-
-    /// At the start: warns if the first checkpoint does not fit on the disk.
-    pub(super) fn warn_if_disk_is_small(&self, learner: &Learner, observer: &mut Observer) {
-        if self.writer.is_none() {
-            return;
-        }
-        let needed = size_bytes(learner.parameters.len(), learner.slots().iter().map(|(_, values)| values.len()));
-        if let Some(free) = free_bytes(self.store.dir())
-            && free < needed
-        {
-            observer.warn(format!(
-                "a checkpoint takes {} and {} is free in {}: free some space or set another run.dir",
-                hetseq_metrics::bytes(needed),
-                hetseq_metrics::bytes(free),
-                self.store.dir().display()
-            ));
-        }
     }
 
     /// The checkpoint to resume from, for messages. Only rank 0 has the files.

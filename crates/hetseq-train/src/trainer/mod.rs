@@ -9,6 +9,7 @@ mod after_update;
 mod bad_numbers;
 mod boundary;
 mod checkpointing;
+pub(crate) mod early_checks;
 mod early_stop;
 pub(crate) mod evaluate;
 mod exchange;
@@ -19,6 +20,7 @@ mod in_progress;
 mod lead;
 mod learner;
 pub(crate) mod loss_scale;
+mod loss_watch;
 pub(crate) mod losses;
 pub(crate) mod messages;
 mod newer_checkpoint;
@@ -55,6 +57,7 @@ use exchange::ReducedGradient;
 use header::MergedHeader;
 use in_progress::InProgress;
 use learner::{Learner, WroteNotFinite};
+use loss_watch::LossWatch;
 use losses::{mean_losses, named, scales, weighted};
 use observer::Observer;
 use pipeline::{Pipeline, RequestedUpdate};
@@ -82,6 +85,7 @@ pub(crate) struct Trainer {
     bad_updates: u64,
     /// The update that is repeated because a device of a lost rank failed in it.
     repeats_failed: Option<u64>,
+    loss_watch: LossWatch,
 }
 
 /// How a run ended.
@@ -174,7 +178,8 @@ impl Trainer {
     /// Loads the parameters into the devices, and starts to load samples.
     fn start(&mut self) -> Result<(), TrainError> {
         let is_at_end = self.pipeline.sampler.at(&self.learner.state.cursor).is_none();
-        if is_at_end && self.learner.state.unfinished_validation.is_none() {
+        // With zero updates, `early_checks.rs` has said so.
+        if is_at_end && self.learner.updates() > 0 && self.learner.state.unfinished_validation.is_none() {
             self.observer.warn(nothing_to_do(self.learner.updates()));
         }
         self.write_profile();
@@ -288,6 +293,7 @@ impl Trainer {
         if !loss.is_finite() {
             return Ok(());
         }
+        let rising = self.loss_watch.add(loss, header.lr);
         self.observer.record(Event::Update {
             update: updates,
             epoch: update.epoch + 1,
@@ -303,6 +309,9 @@ impl Trainer {
             predicted_s: (plan.predicted_s > 0.0).then_some(plan.predicted_s),
             checksum: self.learner.new_checksum.map(|sum| format!("{sum:016x}")),
         });
+        if let Some(warning) = rising {
+            self.observer.warn(warning);
+        }
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use crate::config::{FaultAt, RunConfig};
 use crate::data::data_check::DataCheck;
 use crate::data::loader::{self, Loader};
 use crate::devices::memory::{self, Sharing};
-use crate::devices::{Devices, FaultInjection, devices_named};
+use crate::devices::{DeviceSpec, Devices, FaultInjection, devices_named};
 use crate::error::TrainError;
 use crate::profiling::cluster::ClusterProfile;
 use crate::profiling::links;
@@ -47,13 +47,12 @@ pub(crate) enum ProbeMode<'a> {
 
 impl Session {
     /// Starts the devices, then joins the other ranks: in this order, so that a rank with a wrong
-    /// device fails before others wait for it. Then all ranks probe their devices and links.
+    /// device fails before others wait for it.
     pub(crate) fn assemble(
         command: &str,
         task: &OpenedTask,
         config: &RunConfig,
         options: &RunOptions,
-        probe_mode: ProbeMode<'_>,
     ) -> Result<Self, TrainError> {
         terminal::stamp_lines();
         // First, while nothing else needs the cores.
@@ -65,6 +64,9 @@ impl Session {
             names => names.to_owned(),
         };
         let specs = devices_named(&names).map_err(|reason| TrainError::Config(format!("run.devices: {reason}")))?;
+        if let Some(warning) = too_many_threads(&config.run.devices, &specs, cores.get()) {
+            tracing::warn!("{warning}");
+        }
         let devices = Devices::start(task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, task, &layout)?;
@@ -78,11 +80,7 @@ impl Session {
         };
         let cluster = ClusterProfile::empty(template);
         let task = task.clone();
-        let mut session = Session { task, layout, devices, group, cluster, loader_pool, data_check };
-        match session.probe_cluster(config, options, probe_mode) {
-            Ok(()) => Ok(session),
-            Err(error) => session.leave(Err(error)),
-        }
+        Ok(Session { task, layout, devices, group, cluster, loader_pool, data_check })
     }
 
     /// Leaves the group after the last collective, or passes an error on to the other ranks.
@@ -121,8 +119,9 @@ impl Session {
         Loader::start(&self.task, config.run.seed, &self.loader_pool, config.comm.progress_timeout(), waker)
     }
 
-    /// Probes this rank's devices and the links, and exchanges the results with all ranks.
-    fn probe_cluster(
+    /// Probes this rank's devices and the links, and exchanges the results with all ranks. A collective,
+    /// from its beginning: no rank measures before all have come here.
+    pub(crate) fn probe_cluster(
         &mut self,
         config: &RunConfig,
         options: &RunOptions,
@@ -289,6 +288,18 @@ impl Session {
     pub(crate) fn planner(&self) -> Planner {
         Planner::new(&self.cluster.profile)
     }
+}
+
+/// The warning about devices that share cores.
+fn too_many_threads(names: &str, specs: &[DeviceSpec], cores: usize) -> Option<String> {
+    let computing = specs.iter().filter(|spec| !spec.is_gpu());
+    let threads: usize = computing.map(DeviceSpec::threads).sum();
+    (threads > cores).then(|| {
+        format!(
+            "run.devices = \"{names}\" computes with {threads} threads on {cores} cores, which is slower than one per core; \
+             use \"cpu\" or \"cpu:{cores}\""
+        )
+    })
 }
 
 fn comm_options(config: &RunConfig, options: &RunOptions) -> Options {

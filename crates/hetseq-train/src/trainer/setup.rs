@@ -23,11 +23,13 @@ use crate::trainer::session::Session;
 use crate::trainer::start_point::{
     Archive, StartPoint, archive_old_files, config_changes_since, find_start_point, keep_best, prepare_run_dir,
 };
-use crate::trainer::state::State;
+use crate::trainer::state::{DataSummary, State};
 use crate::trainer::stop::StopFlag;
 
 use super::checkpointing::Checkpointing;
+use super::early_checks::overrides_without_checkpoint;
 use super::learner::Learner;
+use super::loss_watch::LossWatch;
 use super::newer_checkpoint::{FoundCheckpoint, NewerCheckpoint, Question, find_newer_checkpoint};
 use super::observer::Observer;
 use super::pipeline::Pipeline;
@@ -52,14 +54,15 @@ struct FoundByRank0 {
 
 impl Trainer {
     /// Prepares a run and emits its first event. A collective. An error is passed on to the other
-    /// ranks.
+    /// ranks. `lock` is that of the run directory, on rank 0.
     pub(crate) fn prepare(
         mut session: Session,
         config: RunConfig,
         options: &RunOptions,
         stop: StopFlag,
+        lock: Option<RunLock>,
     ) -> Result<Self, TrainError> {
-        match Parts::prepare(&mut session, &config, options) {
+        match Parts::prepare(&mut session, &config, options, lock) {
             Ok(parts) => Ok(parts.into_trainer(session, config, stop)),
             Err(error) => session.leave(Err(error)),
         }
@@ -77,13 +80,17 @@ struct Parts {
 }
 
 impl Parts {
-    fn prepare(session: &mut Session, config: &RunConfig, options: &RunOptions) -> Result<Self, TrainError> {
+    fn prepare(
+        session: &mut Session,
+        config: &RunConfig,
+        options: &RunOptions,
+        lock: Option<RunLock>,
+    ) -> Result<Self, TrainError> {
         let dir = run_dir(config);
         let store = Checkpoints::at(&dir);
-        let new_state = State::new(config, &session.task.data.fingerprint());
+        let new_state = State::new(config, &session.task.data.fingerprint(), DataSummary::of(&session.task, config));
         let (mut found, mut question, mut start) = (None, None, None);
-        if session.group.rank() == 0 {
-            let lock = RunLock::take(&dir)?;
+        if let Some(lock) = lock {
             let own = find_start_point(session, &dir, &store, &new_state, config, options)?;
             question = Some(Question::new(&own, options));
             let (rank_0, restored) = FoundByRank0::new(lock, own, &session.task);
@@ -158,7 +165,6 @@ impl Parts {
             best_metric: config.checkpoint.best.clone(),
             changed,
         });
-        checkpointing.warn_if_disk_is_small(&learner, &mut observer);
         let terms = data.terms();
         Trainer {
             config,
@@ -174,6 +180,7 @@ impl Parts {
             in_progress: None,
             bad_updates: 0,
             repeats_failed: None,
+            loss_watch: LossWatch::new(cursor.updates > 0),
         }
     }
 }
@@ -197,13 +204,7 @@ impl FoundByRank0 {
         match (newer, &self.path) {
             (Some(newer), _) => newer.announce(session, dir),
             (None, Some(path)) => tracing::info!("resuming from {}", path.display()),
-            (None, None) if options.overrides => {
-                return Err(TrainError::Config(format!(
-                    "--optimizer-overrides only works when resuming, but this would be a new run in {}. Set the values \
-                     in the config, or with --set, such as --set optim.lr=0.001",
-                    dir.display()
-                )));
-            }
+            (None, None) if options.overrides => return Err(overrides_without_checkpoint(dir)),
             (None, None) => {}
         }
         Ok(())

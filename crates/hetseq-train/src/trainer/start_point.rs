@@ -53,18 +53,7 @@ pub(super) fn find_start_point(
     config: &RunConfig,
     options: &RunOptions,
 ) -> Result<StartPoint, TrainError> {
-    let paths = match &options.resume {
-        Resume::Auto => checkpoints.newest_first()?,
-        Resume::Never => Vec::new(),
-        // A run directory means its newest checkpoint.
-        Resume::From(path) => match Checkpoints::at(path).newest_first()? {
-            paths if paths.is_empty() => {
-                check_exists(path, STATE, checkpoints)?;
-                vec![path.clone()]
-            }
-            paths => paths,
-        },
-    };
+    let paths = checkpoints_to_resume(checkpoints, options)?;
     let Some((path, restored)) = first_intact(&paths, |path| checkpoint::load(path, &session.layout))? else {
         let parameters = initial_parameters(session, config.run.seed)?;
         let state = State { run: Some(new_run_id()?), ..new_state.clone() };
@@ -89,6 +78,25 @@ pub(super) fn find_start_point(
     let steps = if is_own { checkpoints.steps()? } else { Vec::new() };
     let damaged_best = keep_best(&steps, checkpoints, &mut restored.state)?;
     Ok(StartPoint { restored, path: Some(path), run, archive, damaged_best })
+}
+
+/// The checkpoints that a run may resume from, the first one that is intact; none for a new run.
+pub(super) fn checkpoints_to_resume(
+    checkpoints: &Checkpoints,
+    options: &RunOptions,
+) -> Result<Vec<PathBuf>, TrainError> {
+    match &options.resume {
+        Resume::Auto => checkpoints.newest_first(),
+        Resume::Never => Ok(Vec::new()),
+        // A run directory means its newest checkpoint.
+        Resume::From(path) => match Checkpoints::at(path).newest_first()? {
+            paths if paths.is_empty() => {
+                check_exists(path, STATE, checkpoints)?;
+                Ok(vec![path.clone()])
+            }
+            paths => Ok(paths),
+        },
+    }
 }
 
 /// The checkpoint at `path` as the start of this process. `new_state` is that of a new run.

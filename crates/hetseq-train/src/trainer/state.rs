@@ -7,8 +7,8 @@ use hetseq_data::Cursor;
 use hetseq_optim::Position;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Reset, current_task_name};
-use crate::task::{Better, Metric};
+use crate::config::{Config, Reset, RunConfig, current_task_name};
+use crate::task::{Better, Metric, OpenedTask, Split};
 use crate::trainer::loss_scale::LossScale;
 
 /// Raised when the meaning of a stored field changes.
@@ -33,6 +33,9 @@ pub(crate) struct State {
     pub(crate) optimizer: String,
     pub(crate) scalars: BTreeMap<String, f64>,
     pub(crate) plan: PlanKeys,
+    /// For messages about other data. None in checkpoints of older versions.
+    #[serde(default)]
+    pub(crate) data: Option<DataSummary>,
     /// The best validation whose checkpoint is on disk or being written: the link `best` points to
     /// it.
     pub(crate) best: Option<Best>,
@@ -72,6 +75,45 @@ pub(crate) struct PlanKeys {
     pub(crate) data: String,
 }
 
+/// The data of a run, in words and numbers that a user knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DataSummary {
+    /// The paths of the task's table, by their keys.
+    paths: BTreeMap<String, String>,
+    train_samples: u64,
+    valid_samples: u64,
+}
+
+impl DataSummary {
+    pub(crate) fn of(task: &OpenedTask, config: &RunConfig) -> Self {
+        let path = |key: &String| Some((key.clone(), config.task.get(key)?.as_str()?.to_owned()));
+        let samples = |split| task.data.lengths(split).samples() as u64;
+        DataSummary {
+            paths: task.keys.paths.iter().filter_map(path).collect(),
+            train_samples: samples(Split::Train),
+            valid_samples: samples(Split::Valid),
+        }
+    }
+
+    /// What differs from the data of now, in words.
+    fn difference(&self, now: &DataSummary) -> String {
+        let counts =
+            |data: &DataSummary| [data.train_samples, data.valid_samples].map(hetseq_metrics::thousands).join(" + ");
+        let samples = match counts(self) == counts(now) {
+            true => format!("{} training + validation samples as before, but with other content", counts(now)),
+            false => format!("{} training + validation samples then, {} now", counts(self), counts(now)),
+        };
+        let keys = now.paths.keys().filter(|key| self.paths.get(*key) != now.paths.get(*key));
+        let paths: String = keys
+            .map(|key| {
+                let [was, is] = [self, now].map(|data| data.paths.get(key).map_or("not set", String::as_str));
+                format!("; task.{key} was {was} and is {is} now")
+            })
+            .collect();
+        format!("{samples}{paths}")
+    }
+}
+
 /// A validation that was better than all earlier ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Best {
@@ -106,7 +148,8 @@ impl Best {
 }
 
 impl State {
-    pub(crate) fn new<C>(config: &Config<C>, data: &str) -> Self {
+    /// The state of a new run. `data` is the fingerprint of its data.
+    pub(crate) fn new<C>(config: &Config<C>, data: &str, summary: DataSummary) -> Self {
         State {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -123,6 +166,7 @@ impl State {
                 curriculum_epochs: config.batch.curriculum_epochs,
                 data: data.to_owned(),
             },
+            data: Some(summary),
             best: None,
             record: None,
             loss_scale: LossScale::default(),
@@ -165,6 +209,9 @@ impl State {
             (self.cursor.epoch, self.cursor.update_in_epoch) = (0, 0);
             self.unfinished_validation = None;
         } else {
+            if self.plan.data != now.plan.data {
+                return Err(self.other_data(now));
+            }
             for (key, then, now) in self.plan.pairs(&now.plan) {
                 if then != now {
                     return Err(format!(
@@ -199,18 +246,29 @@ impl State {
         }
         self.limits = now.limits;
         self.plan = now.plan.clone();
+        self.data.clone_from(&now.data);
         self.optimizer.clone_from(&now.optimizer);
         Ok(self)
+    }
+
+    fn other_data(&self, now: &State) -> String {
+        let difference = match (&self.data, &now.data) {
+            (Some(then), Some(now)) => then.difference(now),
+            _ => format!("its fingerprint was {} and is {} now", self.plan.data, now.plan.data),
+        };
+        format!(
+            "the data is not the one that it was trained on ({difference}), so its position in the data has no meaning. Set the \
+             data back, or start at the beginning of the new data with --reset data"
+        )
     }
 }
 
 impl PlanKeys {
-    fn pairs(&self, now: &PlanKeys) -> [(&'static str, String, String); 4] {
+    fn pairs(&self, now: &PlanKeys) -> [(&'static str, String, String); 3] {
         [
             ("run.seed", self.seed.to_string(), now.seed.to_string()),
             ("batch.global", self.global.clone(), now.global.clone()),
             ("batch.curriculum_epochs", self.curriculum_epochs.to_string(), now.curriculum_epochs.to_string()),
-            ("the data", self.data.clone(), now.data.clone()),
         ]
     }
 }
@@ -231,6 +289,7 @@ mod tests {
             optimizer: "adam".to_owned(),
             scalars: BTreeMap::from([("step".to_owned(), 43.0)]),
             plan: PlanKeys { seed: 1, global: "64".to_owned(), curriculum_epochs: 0, data: "aa".to_owned() },
+            data: None,
             best: None,
             record: None,
             loss_scale: LossScale::default(),
@@ -250,6 +309,26 @@ mod tests {
         let resumed = state().resumed(&now, reset).unwrap();
         assert_eq!((resumed.cursor.epoch, resumed.cursor.updates), (0, 43));
         assert_eq!(resumed.plan.global, "32");
+    }
+
+    #[test]
+    fn other_data_is_described() {
+        let summary = |path: &str, train_samples| {
+            let paths = BTreeMap::from([("data".to_owned(), path.to_owned())]);
+            Some(DataSummary { paths, train_samples, valid_samples: 100 })
+        };
+        let (then, mut now) = (State { data: summary("/a", 3000), ..state() }, state());
+        (now.plan.data, now.data) = ("bb".to_owned(), summary("/b", 500));
+        let error = then.clone().resumed(&now, Reset::default()).unwrap_err();
+        let expected =
+            "(3,000 + 100 training + validation samples then, 500 + 100 now; task.data was /a and is /b now)";
+        assert!(error.contains(expected) && error.contains("--reset data"), "{error}");
+        now.data = then.data.clone();
+        let error = then.resumed(&now, Reset::default()).unwrap_err();
+        assert!(error.contains("samples as before, but with other content)"), "{error}");
+        // A checkpoint of an older version.
+        let error = state().resumed(&now, Reset::default()).unwrap_err();
+        assert!(error.contains("its fingerprint was aa and is bb now"), "{error}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::directory::{self, PrepPart, claim, resume_from};
 use super::{PrepObserver, PrepOutcome};
 use crate::error::{CorpusError, DataError};
 use crate::source::corpus::{CorpusManifest, TextCounts};
-use crate::source::text::{Document, Documents, TextFile, find};
+use crate::source::text::{Document, Documents, TextFile, TextFormat, find};
 use crate::tokenize::Tokenizer;
 use parts::{BertPartWriter, encode_chunk};
 pub use settings::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource};
@@ -27,10 +27,26 @@ pub use settings::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource};
 pub fn prepare(settings: &PrepSettings, observer: &dyn PrepObserver) -> Result<PrepOutcome, DataError> {
     settings.check()?;
     let groups = [find(&settings.inputs)?, if settings.valid.is_empty() { Vec::new() } else { find(&settings.valid)? }];
+    // Before anything is written or counted.
+    groups.iter().flatten().try_for_each(|file| TextFormat::of(file).map(drop))?;
     let record = settings.record(&groups)?;
     if let Some(manifest) = claim(&settings.output, &record)? {
         return Ok(PrepOutcome::Finished { manifest, was_there: true });
     }
+    let outcome = run(settings, &groups, record, observer);
+    if outcome.as_ref().is_err_and(is_input_error) {
+        // So that the same command works once the input is corrected.
+        directory::discard(&settings.output)?;
+    }
+    outcome
+}
+
+fn run(
+    settings: &PrepSettings,
+    groups: &[Vec<TextFile>; 2],
+    record: serde_json::Value,
+    observer: &dyn PrepObserver,
+) -> Result<PrepOutcome, DataError> {
     let Some(tokenizer) = train_vocabulary::obtain(settings, &groups[0], observer)? else {
         return Ok(PrepOutcome::Stopped);
     };
@@ -59,7 +75,7 @@ fn encode(
         files.iter().map(|file| file.bytes).sum(),
     );
     let read = Arc::new(AtomicU64::new(0));
-    let documents = Documents::new(files.to_vec(), settings.sentences, read.clone());
+    let documents = Documents::new(files.to_vec(), settings.sentences, read.clone()).with_field(&settings.field);
     let limits = ChunkLimits { from, part_bytes: (settings.shard_mib() << 20) as usize };
     let mut writer = BertPartWriter::new(settings, tokenizer, group, parts.len());
     let work = |chunk: &Chunk<Document>| encode_chunk(settings, tokenizer, group, chunk);
@@ -67,6 +83,18 @@ fn encode(
         parts.extend(writer.add(end, encoded)?);
         Ok(())
     })
+}
+
+/// Whether an error is caused by the text, so that the output is useless.
+fn is_input_error(error: &DataError) -> bool {
+    use CorpusError::{BadLine, BadObject, NoField, NotUtf8};
+    match error {
+        DataError::DamagedGzip { .. } | DataError::DamagedZstd { .. } => true,
+        DataError::Corpus(error) => {
+            matches!(error, BadLine { .. } | BadObject { .. } | NoField { .. } | NotUtf8 { .. })
+        }
+        _ => false,
+    }
 }
 
 /// Writes the manifest of all parts.

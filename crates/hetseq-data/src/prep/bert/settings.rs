@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::error::{CorpusError, DataError};
 use crate::prep::directory::{content_hash, inputs};
 use crate::source::corpus::{CorpusManifest, CorpusSplit};
-use crate::source::text::{SentenceStyle, TextFile};
+use crate::source::text::{DEFAULT_FIELD, SentenceStyle, TextFile};
 
 /// The version of the output. It increases when the same settings would give other bytes.
 const VERSION: u32 = 1;
@@ -69,6 +69,8 @@ pub struct PrepSettings {
     pub vocabulary: VocabularySource,
     /// The meaning of a line; by default detected for each file.
     pub sentences: Option<SentenceStyle>,
+    /// The field of JSONL and Parquet files that has the text.
+    pub field: String,
     pub format: PrepFormat,
     /// Text per shard, in MiB; by default 128, or 32 in NVIDIA's layout, whose rows take more
     /// memory.
@@ -149,6 +151,8 @@ impl PrepSettings {
             "version": VERSION, "input": inputs(&groups[0])?, "valid": inputs(&groups[1])?,
             "valid_fraction": self.valid_fraction, "vocabulary": vocabulary, "sentences": self.sentences,
             "format": format, "shard_mb": self.shard_mib(), "seed": self.seed,
+            // Not recorded if it is the default, as in directories of older versions.
+            "field": Some(&self.field).filter(|field| *field != DEFAULT_FIELD),
         }))
     }
 }
@@ -165,6 +169,7 @@ mod tests {
             output: PathBuf::new(),
             vocabulary: VocabularySource::Trained { size: 1000, cased: false },
             sentences: None,
+            field: DEFAULT_FIELD.to_owned(),
             format: PrepFormat::Compact,
             shard_mib: None,
             seed: 1,

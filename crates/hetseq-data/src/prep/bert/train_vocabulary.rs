@@ -50,7 +50,7 @@ fn count(
 ) -> Result<Option<WordCounts>, DataError> {
     observer.begin("counting words", files.iter().map(|file| file.bytes).sum());
     let read = Arc::new(AtomicU64::new(0));
-    let documents = Documents::new(files.to_vec(), settings.sentences, read.clone());
+    let documents = Documents::new(files.to_vec(), settings.sentences, read.clone()).with_field(&settings.field);
     let work = |chunk: &Chunk<Document>| {
         let (mut counts, mut buffer) = (WordCounts::default(), String::new());
         for (number, document) in (chunk.first..).zip(&chunk.items) {

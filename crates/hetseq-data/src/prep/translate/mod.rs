@@ -145,7 +145,7 @@ fn check_not_empty(counts: &PairCounts, files: &[[TextFile; 2]]) -> Result<(), D
 fn is_input_error(error: &DataError) -> bool {
     use CorpusError::{BadLine, BadTokenizer, EmptyFile, NoPairLeft, UnequalLines};
     match error {
-        DataError::DamagedGzip { .. } => true,
+        DataError::DamagedGzip { .. } | DataError::DamagedZstd { .. } => true,
         DataError::Corpus(error) => {
             matches!(
                 error,

@@ -46,7 +46,7 @@ pub(super) fn obtain(
         }
     };
     let tokenizer = tokenizer.with_languages(settings.languages.clone());
-    for (name, content) in tokenizer.files() {
+    for (name, content) in tokenizer.files(settings.max_length) {
         write_atomic(&settings.output.join(name), |file| file.write_all(&content))?;
     }
     Ok(Some(tokenizer))

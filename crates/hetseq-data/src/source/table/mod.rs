@@ -17,6 +17,8 @@
 mod csv;
 #[cfg(feature = "parquet")]
 mod parquet_rows;
+#[cfg(feature = "parquet")]
+mod parquet_texts;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,6 +29,8 @@ use serde_json::Value;
 use super::text::Lines;
 use crate::error::{DataError, FinetuneError};
 use csv::CsvParser;
+#[cfg(feature = "parquet")]
+pub(crate) use parquet_texts::ParquetTexts;
 
 const BYTE_ORDER_MARK: char = '\u{feff}';
 

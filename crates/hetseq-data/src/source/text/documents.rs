@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::files::TextFile;
+use super::format::TextFormat;
+use super::records::Records;
 use super::sentences;
 use super::style::SentenceStyle;
 use crate::error::{CorpusError, DataError};
@@ -17,8 +19,8 @@ const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 const MAX_LINE_BYTES: usize = 256 << 10;
 /// Bytes at the beginning of a file that the sentence style is detected from.
 const STYLE_BYTES: u64 = 256 << 10;
-/// Bytes at the beginning of a file that must not contain a zero byte.
-const TEXT_CHECK_BYTES: usize = 4096;
+/// The field of JSONL and Parquet that has the text, unless another is given.
+pub const DEFAULT_FIELD: &str = "text";
 
 /// The lines of a document, without headings. A blank line ends a paragraph.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,13 +55,21 @@ impl Document {
 pub struct Documents {
     files: VecDeque<TextFile>,
     style: Option<SentenceStyle>,
+    field: String,
     read: Arc<AtomicU64>,
     open: Option<OpenFile>,
 }
 
 struct OpenFile {
     file: TextFile,
+    /// The text of the file, or of one of its records.
     reader: Box<dyn BufRead + Send>,
+    /// The other records, if the file has records.
+    records: Option<Records>,
+    /// Records that were read to detect the style.
+    first_records: VecDeque<String>,
+    /// Number of complete lines read so far.
+    lines: u64,
     style: SentenceStyle,
     /// The file marks where documents begin, so blank lines do not separate them.
     is_marked: bool,
@@ -82,18 +92,25 @@ enum LineKind {
 impl Documents {
     /// Without a `style` it is detected for each file. `read` counts the bytes read from disk.
     pub fn new(files: Vec<TextFile>, style: Option<SentenceStyle>, read: Arc<AtomicU64>) -> Self {
-        Documents { files: files.into(), style, read, open: None }
+        Documents { files: files.into(), style, field: DEFAULT_FIELD.to_owned(), read, open: None }
+    }
+
+    /// Reads another field of JSONL and Parquet than [`DEFAULT_FIELD`].
+    #[must_use]
+    pub fn with_field(self, field: &str) -> Self {
+        Documents { field: field.to_owned(), ..self }
     }
 
     fn next_document(&mut self) -> Result<Option<Document>, DataError> {
         loop {
             if self.open.is_none() {
                 let Some(file) = self.files.pop_front() else { return Ok(None) };
-                self.open = Some(OpenFile::new(file, self.style, self.read.clone())?);
+                self.open = Some(OpenFile::new(file, self.style, &self.field, self.read.clone())?);
             }
             let Some(open) = &mut self.open else { return Ok(None) };
             match open.next_document()? {
                 Some(document) => return Ok(Some(document)),
+                None if open.next_record()? => {}
                 None => self.open = None,
             }
         }
@@ -109,23 +126,49 @@ impl Iterator for Documents {
 }
 
 impl OpenFile {
-    fn new(file: TextFile, style: Option<SentenceStyle>, read: Arc<AtomicU64>) -> Result<Self, DataError> {
-        let mut reader = file.open(read)?;
-        // `read_to_end`, because a single read may return fewer bytes.
+    fn new(file: TextFile, style: Option<SentenceStyle>, field: &str, read: Arc<AtomicU64>) -> Result<Self, DataError> {
+        let format = TextFormat::of(&file)?;
         let mut beginning = Vec::new();
-        (&mut reader).take(STYLE_BYTES).read_to_end(&mut beginning).map_err(|reason| file.failed(reason))?;
-        if beginning.iter().take(TEXT_CHECK_BYTES).any(|&byte| byte == 0) {
-            return Err(CorpusError::NotText { path: file.path }.into());
-        }
+        let mut first_records = VecDeque::new();
+        let (reader, records): (Box<dyn BufRead + Send>, _) = if format == TextFormat::Plain {
+            let mut reader = file.open(read)?;
+            // `read_to_end`, because a single read may return fewer bytes.
+            (&mut reader).take(STYLE_BYTES).read_to_end(&mut beginning).map_err(|reason| file.failed(reason))?;
+            (Box::new(Cursor::new(beginning.clone()).chain(reader)), None)
+        } else {
+            let mut records = Records::open(file.clone(), format, field, read)?;
+            while (beginning.len() as u64) < STYLE_BYTES
+                && let Some(text) = records.next_text()?
+            {
+                beginning.extend_from_slice(text.as_bytes());
+                beginning.extend_from_slice(b"\n\n");
+                first_records.push_back(text);
+            }
+            (Box::new(std::io::empty()), Some(records))
+        };
         let style = style.unwrap_or_else(|| detect_style(&beginning));
-        let reader = Box::new(Cursor::new(beginning).chain(reader));
-        Ok(OpenFile { file, reader, style, is_marked: false, line: Vec::new(), rest: Vec::new() })
+        let (line, rest) = (Vec::new(), Vec::new());
+        Ok(OpenFile { file, reader, records, first_records, lines: 0, style, is_marked: false, line, rest })
+    }
+
+    /// Continues with the next record. False if there is none.
+    fn next_record(&mut self) -> Result<bool, DataError> {
+        let Some(records) = &mut self.records else { return Ok(false) };
+        let text = match self.first_records.pop_front() {
+            Some(text) => Some(text),
+            None => records.next_text()?,
+        };
+        let Some(text) = text else { return Ok(false) };
+        self.reader = Box::new(Cursor::new(text.into_bytes()));
+        // A record is a document, with blank lines between its paragraphs.
+        self.is_marked = true;
+        Ok(true)
     }
 
     fn next_document(&mut self) -> Result<Option<Document>, DataError> {
         let mut text = String::new();
         while text.len() < MAX_DOCUMENT_BYTES && self.read_line()? {
-            let line = String::from_utf8_lossy(&self.line);
+            let line = std::str::from_utf8(&self.line).map_err(|_| self.not_utf8())?;
             let line = line.trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
             let ends_document = match kind(line) {
                 LineKind::Blank => !self.is_marked,
@@ -165,6 +208,7 @@ impl OpenFile {
             self.line.extend_from_slice(&buffer[..taken]);
             self.reader.consume(taken);
             if newline.is_some() {
+                self.lines += 1;
                 return Ok(true);
             }
             if self.line.len() == MAX_LINE_BYTES {
@@ -172,6 +216,18 @@ impl OpenFile {
                 return Ok(true);
             }
         }
+    }
+}
+
+impl OpenFile {
+    fn not_utf8(&self) -> CorpusError {
+        let read = match self.file.path.extension().and_then(|extension| extension.to_str()) {
+            Some("gz") => "zcat",
+            Some("zst") => "zstdcat",
+            _ => "cat",
+        };
+        let line = self.lines + u64::from(!self.line.ends_with(b"\n"));
+        CorpusError::NotUtf8 { path: self.file.path.clone(), line, read }
     }
 }
 
@@ -268,11 +324,34 @@ mod tests {
     }
 
     #[test]
-    fn gzip_and_invalid_utf8_are_read() {
+    fn compressed_files_are_read() {
+        let zstd =
+            ruzstd::encoding::compress_to_vec("sch\u{f6}n\n".as_bytes(), ruzstd::encoding::CompressionLevel::Fastest);
+        assert_eq!(texts(&zstd), ["sch\u{f6}n\n"]);
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all("sch\u{f6}n\n".as_bytes()).unwrap();
         assert_eq!(texts(&encoder.finish().unwrap()), ["sch\u{f6}n\n"]);
-        assert_eq!(texts(b"a\xffb\n"), ["a\u{fffd}b\n"]);
+    }
+
+    #[test]
+    fn a_record_is_a_document() {
+        let jsonl = "{\"text\": \"a\\n\\nb\", \"id\": 1}\n\n{\"text\": null}\n{\"text\": \" c \"}";
+        assert_eq!(texts(jsonl.as_bytes()), ["a\n\nb\n", "c\n"]);
+        let failure = |text: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("x.jsonl");
+            std::fs::write(&path, text).unwrap();
+            let mut documents = Documents::new(find(&[path]).unwrap(), None, Arc::default()).with_field("body");
+            documents.find_map(Result::err).unwrap().to_string()
+        };
+        for (text, part) in [
+            ("{\"body\": \"a\"}\n{\"text\": \"a\"}", "line 2: there is no field `body`, only `text`"),
+            ("{\"body\": 3}", "line 1: the value of `body` is not a text"),
+            ("\n[1]", "line 2: it is not a JSON object"),
+            ("{\"body\": ", "line 1: it is not valid JSON"),
+        ] {
+            assert!(failure(text).contains(part), "{}", failure(text));
+        }
     }
 
     #[test]
@@ -282,9 +361,12 @@ mod tests {
         encoder.write_all(&b"some words and more of them\n".repeat(1000)).unwrap();
         let mut truncated = encoder.finish().unwrap();
         truncated.truncate(truncated.len() - 20);
-        for (name, bytes, part) in
-            [("cut.gz", truncated, "damaged or truncated gzip"), ("x.txt", vec![b'a', 0, 1], "not text")]
-        {
+        for (name, bytes, part) in [
+            ("cut.gz", truncated, "damaged or truncated gzip"),
+            ("x.txt", vec![b'a', 0, 1], "not text"),
+            ("latin.txt", b"one\ntwo\nsch\xf6n\n".to_vec(), "latin.txt, line 3 is not UTF-8"),
+            ("latin", b"one\nsch\xf6n".to_vec(), "line 2 is not UTF-8"),
+        ] {
             let path = dir.path().join(name);
             std::fs::write(&path, bytes).unwrap();
             let error = Documents::new(find(&[path]).unwrap(), None, Arc::default()).find_map(Result::err).unwrap();

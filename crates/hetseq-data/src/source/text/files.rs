@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flate2::bufread::MultiGzDecoder;
 use fs_err as fs;
 
+use super::zstd::{ZSTD_MAGIC, ZstdDamage, ZstdReader};
 use crate::error::{CorpusError, DataError};
 
 /// No real directory tree is deeper, but a symbolic link to a parent directory reaches it.
@@ -31,8 +32,8 @@ pub struct TextFile {
 /// Lists the files of `inputs`: files in the given order, directories recursively and sorted by
 /// name.
 ///
-/// In a directory only files with the extension `.txt`, `.gz` or none count. Hidden files
-/// and directories are skipped.
+/// In a directory only files with the extension `.txt`, `.jsonl`, `.ndjson`, `.parquet` or none count,
+/// also with `.gz` or `.zst` after it. Hidden files and directories are skipped.
 pub fn find(inputs: &[PathBuf]) -> Result<Vec<TextFile>, DataError> {
     let mut files = Vec::new();
     for input in inputs {
@@ -85,10 +86,11 @@ fn search(dir: &Path, prefix: &str, depth: usize, files: &mut Vec<TextFile>) -> 
 
 fn is_text_name(name: &Path) -> bool {
     let stem = match name.extension() {
-        Some(extension) if extension == "gz" => Path::new(name.file_stem().unwrap_or_default()),
+        Some(extension) if extension == "gz" || extension == "zst" => Path::new(name.file_stem().unwrap_or_default()),
         _ => name,
     };
-    stem.extension().is_none_or(|extension| extension == "txt")
+    let is_known = |extension: &str| ["txt", "jsonl", "ndjson", "parquet"].contains(&extension);
+    stem.extension().is_none_or(|extension| extension.to_str().is_some_and(is_known))
 }
 
 impl TextFile {
@@ -116,7 +118,7 @@ impl TextFile {
         Ok(hasher.finalize().to_hex()[..16].to_owned())
     }
 
-    /// Opens the file and decompresses it if it begins like gzip. `read` counts the bytes read from
+    /// Opens the file and decompresses it if it begins like gzip or Zstandard. `read` counts the bytes read from
     /// disk.
     pub(super) fn open(&self, read: Arc<AtomicU64>) -> Result<Box<dyn BufRead + Send>, DataError> {
         let failed = |reason| DataError::Io { path: self.path.clone(), reason };
@@ -124,23 +126,30 @@ impl TextFile {
         decompress(file).map_err(failed)
     }
 
-    /// Converts an error while reading: some kinds come from the gzip decoder.
+    /// Converts an error while reading: some kinds come from a decoder.
     pub(super) fn failed(&self, reason: std::io::Error) -> DataError {
         use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
         let path = self.path.clone();
         match reason.kind() {
+            _ if reason.get_ref().is_some_and(|inner| inner.is::<ZstdDamage>()) => {
+                DataError::DamagedZstd { path, reason }
+            }
             InvalidData | InvalidInput | UnexpectedEof => DataError::DamagedGzip { path, reason },
             _ => DataError::Io { path, reason },
         }
     }
 }
 
-/// A reader of the text, which is decompressed if it begins like gzip.
+/// A reader of the text, which is decompressed if it begins like gzip or Zstandard.
 pub(super) fn decompress(text: impl Read + Send + 'static) -> std::io::Result<Box<dyn BufRead + Send>> {
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, text);
-    Ok(match reader.fill_buf()?.starts_with(&GZIP_MAGIC) {
-        true => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader))),
-        false => Box::new(reader),
+    let beginning = reader.fill_buf()?;
+    Ok(if beginning.starts_with(&GZIP_MAGIC) {
+        Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader)))
+    } else if beginning.starts_with(&ZSTD_MAGIC) {
+        Box::new(BufReader::with_capacity(BUFFER_BYTES, ZstdReader::new(reader)))
+    } else {
+        Box::new(reader)
     })
 }
 
@@ -164,7 +173,7 @@ mod tests {
 
     #[test]
     fn text_files_are_recognised_by_name() {
-        for name in ["a.txt", "a.txt.gz", "a.gz", "wiki_00"] {
+        for name in ["a.txt", "a.txt.gz", "a.gz", "wiki_00", "a.zst", "a.jsonl.zst", "a.ndjson", "a.parquet"] {
             assert!(is_text_name(Path::new(name)), "{name}");
         }
         for name in ["a.json", "a.tar.gz", "a.hdf5", "README.md"] {

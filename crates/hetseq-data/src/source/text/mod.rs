@@ -1,4 +1,4 @@
-//! Raw text: files and directories, gzipped or not, to documents and their sentences.
+//! Raw text: files and directories, compressed or not, to documents and their sentences.
 //!
 //! [`find`] lists the files in an order that is the same on every machine, [`Documents`] streams
 //! their documents, and [`sentences`](Document::sentences) splits a document. Nothing here is
@@ -13,17 +13,22 @@
 //! - by default, a block of lines between blank lines;
 //! - in a file with level-1 headings in WikiText's format (` = Title = `), the text from one such
 //!   heading to the next. Other headings end a paragraph. Headings are dropped;
-//! - in a file with WikiExtractor's `<doc ...>` and `</doc>` lines, the text between them.
+//! - in a file with WikiExtractor's `<doc ...>` and `</doc>` lines, the text between them;
+//! - in JSONL and Parquet, the text of a record.
 
 mod documents;
 mod files;
+mod format;
 mod lines;
 mod parallel;
+mod records;
 mod sentences;
 mod style;
+mod zstd;
 
-pub use documents::{Document, Documents};
+pub use documents::{DEFAULT_FIELD, Document, Documents};
 pub use files::{TextFile, find};
+pub use format::TextFormat;
 pub use lines::{Lines, read_lines};
 pub use parallel::{LinePair, ParallelLines};
 pub use style::SentenceStyle;

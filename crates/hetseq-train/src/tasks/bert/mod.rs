@@ -10,6 +10,7 @@ mod tests;
 use std::path::Path;
 
 use burn::tensor::Device;
+use hetseq_data::source::data_kind::DataKind;
 use hetseq_data::tokenize::{TOKENIZER_FILE, Tokenizer};
 use hetseq_data::{Batch, ChecksummedFile, PretrainData, SampleLengths};
 use hetseq_models::bert::{Bert, BertConfig, BertInput, Labelled, parameter_name};
@@ -62,6 +63,7 @@ impl Task for BertTask {
     type Model = Bert;
 
     fn open(config: &BertTaskConfig) -> Result<Self, TaskError> {
+        DataKind::check(&config.data, &[DataKind::Text, DataKind::Shards])?;
         let tokenizer = tokenizer(config)?;
         let vocabulary = tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary());
         let (mut model, file) = config.model_keys().model(vocabulary.map(|vocabulary| vocabulary.size()))?;
@@ -76,7 +78,7 @@ impl Task for BertTask {
         }
         let text = model.to_json("BertForPreTraining", &[]);
         let text = text.map_err(|error| format!("{MODEL_CONFIG}: {error}"))?;
-        let files = model_files(text, tokenizer.as_ref())?;
+        let files = model_files(text, tokenizer.as_ref(), model.max_position_embeddings)?;
         Ok(BertTask { config: config.clone(), model, data, files })
     }
 
@@ -188,11 +190,15 @@ fn fits(model: &BertConfig, data: &PretrainData, config: &BertTaskConfig) -> Res
 }
 
 /// The files that make a checkpoint a Hugging Face directory: the model's `config.json`, and the
-/// tokenizer.
-pub(crate) fn model_files(config: String, tokenizer: Option<&Tokenizer>) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+/// tokenizer. `positions` is the number of tokens that the model reads.
+pub(crate) fn model_files(
+    config: String,
+    tokenizer: Option<&Tokenizer>,
+    positions: usize,
+) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
     let mut files = vec![(MODEL_CONFIG.to_owned(), config.into_bytes())];
     if let Some(tokenizer) = tokenizer {
-        files.extend(tokenizer.files()?.map(|(name, content)| (name.to_owned(), content.into_bytes())));
+        files.extend(tokenizer.files(positions)?.map(|(name, content)| (name.to_owned(), content.into_bytes())));
     }
     Ok(files)
 }

@@ -7,6 +7,7 @@ use fs_err as fs;
 use hetseq_models::bert::{BertConfig, BertSize};
 
 use crate::task::TaskError;
+use crate::tasks::initial_weights::missing_weights;
 
 pub(crate) const MODEL_CONFIG: &str = "config.json";
 
@@ -36,6 +37,9 @@ impl ModelKeys<'_> {
             }
             (None, Some(file)) => (read(&file)?, Some(file)),
             (None, None) => {
+                if let Some(init) = self.init.filter(|init| !init.exists()) {
+                    return Err(TaskError::Other(missing_weights(init)));
+                }
                 let why = self.init.map_or_else(String::new, |init| {
                     format!("there is no {MODEL_CONFIG} in task.init = {}; ", init.display())
                 });

@@ -29,7 +29,7 @@ impl ClassifierFiles {
     ) -> Result<Self, TaskError> {
         let config = start.model.to_json(architecture.name(), labels);
         let config = config.map_err(|error| format!("{MODEL_CONFIG}: {error}"))?;
-        let files = model_files(config, Some(&start.tokenizer))?;
+        let files = model_files(config, Some(&start.tokenizer), start.model.max_position_embeddings)?;
         Ok(ClassifierFiles { files, init: keys.init.map(Path::to_owned), architecture, new_head: keys.new_head })
     }
 

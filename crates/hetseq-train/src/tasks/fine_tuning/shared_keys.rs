@@ -8,6 +8,7 @@ use hetseq_models::bert::{BertConfig, BertSize};
 
 use crate::task::TaskError;
 use crate::tasks::bert::ModelKeys;
+use crate::tasks::initial_weights::missing_weights;
 
 /// Defines the config of a fine-tuning task: its own keys, followed by those that all of them
 /// share. A macro and not a flattened struct, because serde does not report the position and the
@@ -123,6 +124,9 @@ impl Pretrained {
                         vocab.txt: words must be split as the model expects"
                 .into());
         };
+        if keys.tokenizer.is_none() && !path.exists() {
+            return Err(missing_weights(path).into());
+        }
         let tokenizer = Tokenizer::read(path)?;
         let words = tokenizer.vocabulary().size();
         let (model, _) = ModelKeys { size, config, init, dropout }.model(Some(words))?;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use hetseq_data::source::data_kind::DataKind;
 use hetseq_data::source::folder::{self, ClassFolders, ImageFiles, VALID_NAMES};
 use hetseq_data::source::{LabelledImages, idx};
 use hetseq_data::{Augment, Crop, DataError, DecodedImage, Normalize, View, resample};
@@ -36,6 +37,7 @@ impl Dataset {
         if has_idx_files(dir) {
             return IdxImages::open(config).map(Dataset::Idx);
         }
+        DataKind::check(dir, &[DataKind::Images])?;
         Err(TaskError::Other(format!(
             "{0} holds neither class folders ({0}/train/<class>/ with PNG or JPEG files, and {0}/valid/<class>/) nor MNIST's \
              idx files (train-images-idx3-ubyte and the like)",

@@ -9,6 +9,7 @@ use hetseq_models::transformer::{TransformerConfig, TransformerSize};
 use serde::{Deserialize, Serialize};
 
 use crate::task::TaskError;
+use crate::tasks::initial_weights::missing_weights;
 
 /// The `[task]` table of `translation`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,6 +103,9 @@ impl TranslationConfig {
             (Some(size), _) => (with_tokenizer(size.config(), tokenizer), "task".to_owned()),
             (None, Some(file)) => (read(&file)?, file.display().to_string()),
             (None, None) => {
+                if let Some(init) = self.init.as_deref().filter(|init| !init.exists()) {
+                    return Err(TaskError::Other(missing_weights(init)));
+                }
                 let reason = "define the model: task.model = \"tiny\", \"small\", \"iwslt\", \"base\" or \"big\", \
                               or task.config = a config.json, or task.init = a Hugging Face directory";
                 return Err(TaskError::Other(reason.to_owned()));

@@ -8,6 +8,7 @@ mod translator;
 use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
+use hetseq_data::source::data_kind::DataKind;
 use hetseq_data::{Batch, ChecksummedFile, ParallelData, SampleLengths, TranslateTokenizer};
 use hetseq_metrics::scores::bleu::BleuTokenizer;
 use hetseq_metrics::{BleuSums, Smoothing};
@@ -62,6 +63,7 @@ impl Task for TranslationTask {
     type Model = Transformer;
 
     fn open(config: &TranslationConfig) -> Result<Self, TaskError> {
+        DataKind::check(&config.data, &[DataKind::Pairs])?;
         let tokenizer = TranslateTokenizer::read(&config.data)?;
         let model = config.model(&tokenizer)?;
         let data = Splits::open(|split| ParallelData::open(&config.data, split))?;
@@ -181,6 +183,6 @@ fn files(model: &TransformerConfig, tokenizer: &TranslateTokenizer) -> Result<Ve
         let generation = model.generation_json(DEFAULT_BEAM).map_err(failed)?;
         files.push(("generation_config.json".to_owned(), generation.into_bytes()));
     }
-    files.extend(tokenizer.files());
+    files.extend(tokenizer.files(model.max_position_embeddings));
     Ok(files)
 }
