@@ -33,6 +33,7 @@ mod exact;
 mod fine_tuning;
 mod frozen;
 mod gpu;
+mod healing;
 mod help;
 mod images;
 mod migrate;

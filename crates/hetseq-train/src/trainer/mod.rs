@@ -15,6 +15,7 @@ mod exchange;
 #[cfg(test)]
 mod fuzz_header;
 pub(crate) mod header;
+mod healing;
 mod in_progress;
 mod lead;
 mod learner;
@@ -51,6 +52,7 @@ use boundary::{Boundary, BoundaryDecisions};
 use checkpointing::Checkpointing;
 use exchange::ReducedGradient;
 use header::MergedHeader;
+use healing::ReplicaHealth;
 use in_progress::InProgress;
 use learner::{Learner, WroteNotFinite};
 use losses::{mean_losses, named, scales, weighted};
@@ -80,6 +82,7 @@ pub(crate) struct Trainer {
     bad_updates: u64,
     /// The update that is repeated because a device of a lost rank failed in it.
     repeats_failed: Option<u64>,
+    replica_health: ReplicaHealth,
 }
 
 /// How a run ended.
@@ -119,14 +122,17 @@ impl Trainer {
     }
 
     /// Trains until the planned end, an early stop, a signal or an error. Continues without ranks
-    /// that are lost.
+    /// that are lost, and with ranks whose parameters were wrong.
     fn run(&mut self) -> Result<RunOutcome, TrainError> {
         self.start()?;
+        let mut result = self.run_updates();
         loop {
-            match self.run_updates() {
-                Err(error) if self.can_recover(&error) => self.recover(error)?,
+            let continued = match result {
+                Err(error) if self.can_recover(&error) => self.recover(error),
+                Err(error) if self.can_heal(&error) => self.heal(error),
                 result => return result,
-            }
+            };
+            result = continued.and_then(|()| self.run_updates());
         }
     }
 
@@ -245,6 +251,7 @@ impl Trainer {
         self.learner.step(&gradient.flat, gradient.norm, header.lr).map_err(|WroteNotFinite(what)| {
             TrainError::Diverged { update, what, last: self.checkpointing.last_checkpoint() }
         })?;
+        self.emulate_flipped_bit(update);
         self.session.devices.load_trainable(&self.learner.parameters)?;
         self.observer.rank.host_micros += started.elapsed().as_micros() as u64;
         Ok(())

@@ -48,6 +48,8 @@ struct RankState {
     failed_devices: Vec<usize>,
     /// The samples of the update after that in this rank's sum; none if it has not started it.
     held: Option<Vec<u32>>,
+    /// Its parameters differ from those of the majority.
+    is_odd: bool,
 }
 
 /// What the ranks that are left have agreed on.
@@ -120,7 +122,8 @@ impl Trainer {
         Err(error)
     }
 
-    fn continue_in_new_group(&mut self) -> Result<(), TrainError> {
+    /// Brings all ranks to one state and continues from it. A collective.
+    pub(super) fn continue_in_new_group(&mut self) -> Result<(), TrainError> {
         self.session.group.at("regrouping");
         let agreement = self.agree_on_state()?;
         if self.session.group.rank() == 0 && !self.observer.events.is_enabled() {
@@ -131,7 +134,7 @@ impl Trainer {
 
     /// Keeps what this rank has computed of the update in progress: waits for its devices, unless it
     /// has contributed already.
-    fn hold_contribution(&mut self) -> Result<(), TrainError> {
+    pub(super) fn hold_contribution(&mut self) -> Result<(), TrainError> {
         let contributed = self.session.group.take_contribution();
         let Some(in_progress) = &mut self.in_progress else { return Ok(()) };
         match contributed {
@@ -152,16 +155,20 @@ impl Trainer {
             progress: Progress { updates: self.learner.updates(), is_past_boundary: self.boundary.is_none() },
             failed_devices: self.session.devices.failed(),
             held: self.in_progress.as_ref().map(|in_progress| in_progress.samples.clone()),
+            is_odd: self.replica_health.is_odd,
         };
         let ranks = messages::all_gather(&mut self.session.group, &state)?;
-        let all = || ranks.iter().map(|rank| rank.progress);
-        let newest = all().max().unwrap_or(state.progress);
-        let oldest = all().min().unwrap_or(state.progress).updates;
-        let is_newest = |rank: &RankState| rank.progress == newest;
+        let newest = ranks.iter().filter(|rank| !rank.is_odd).map(|rank| rank.progress).max();
+        let newest = newest.ok_or_else(|| {
+            let detail = "those of all ranks that are left are known to be wrong".to_owned();
+            self.disagreement("the parameters", detail)
+        })?;
+        let oldest = ranks.iter().map(|rank| rank.progress).min().unwrap_or(newest).updates;
+        let is_newest = |rank: &RankState| rank.progress == newest && !rank.is_odd;
         if let Some(root) = ranks.iter().position(is_newest)
             && !ranks.iter().all(is_newest)
         {
-            self.copy_state(root, oldest, state.progress != newest)?;
+            self.copy_state(root, oldest, !is_newest(&state))?;
         }
         let missing = self.agree_on_missing(&ranks, &newest)?;
         let profile = messages::encode_json(&self.session.cluster.profile)?;
@@ -236,6 +243,7 @@ impl Trainer {
         let decisions = messages::decode::<Option<_>>(root, &boundary)?;
         self.boundary = decisions.map(|decisions| Boundary::new(decisions, &self.learner, &self.checkpointing));
         self.in_progress = None;
+        self.replica_health.is_odd = false;
         self.observer.updates_done += self.learner.updates().saturating_sub(updates);
         let (events, audit): (Vec<Event>, Vec<AuditLine>) = messages::decode_json(root, &records)?;
         for event in events.into_iter().filter(|event| event.update().is_some_and(|at| at > updates)) {

@@ -173,6 +173,7 @@ impl Parts {
             in_progress: None,
             bad_updates: 0,
             repeats_failed: None,
+            replica_health: Default::default(),
         }
     }
 }

@@ -193,6 +193,11 @@ impl Sink for Console {
                 ));
             }
             Event::Lost { rank, host, reason, .. } => self.print(&format!("lost   rank {rank} ({host}): {reason}")),
+            Event::Healed { update, rank, host, .. } => self.print(&format!(
+                "warning: after update {} the parameters of rank {rank} ({host}) differed from those of all others; it has \
+                 taken theirs. If this happens again, test the memory of that machine",
+                thousands(*update)
+            )),
             Event::Regrouped { update, world, devices, seconds, .. } => {
                 let (ranks, devices) = (count(*world, "rank"), count(*devices, "device"));
                 let took = duration(*seconds);
