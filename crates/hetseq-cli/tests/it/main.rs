@@ -52,4 +52,5 @@ mod texts;
 mod translate_prep;
 mod translation;
 mod unread_stderr;
+mod voters;
 mod wire_dtype;

@@ -35,6 +35,7 @@ pub(crate) mod stop;
 
 use std::time::Instant;
 
+use hetseq_comm::CommError;
 use hetseq_metrics::Event;
 use hetseq_optim::global_norm;
 use hetseq_random::Key;
@@ -106,7 +107,7 @@ impl Trainer {
         if let Err(TrainError::Comm(error)) = &result
             && error.is_cut_off()
         {
-            result = Err(self.save_cut_off(error));
+            result = Err(self.save_cut_off(error.to_string(), matches!(error, CommError::Excluded { .. })));
         }
         let outcome = match result {
             Ok(RunOutcome::Finished) => "finished",

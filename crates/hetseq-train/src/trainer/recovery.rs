@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use hetseq_balance::{Planner, Profile};
-use hetseq_comm::{CommError, LostRank, RegroupRules};
+use hetseq_comm::{LostRank, RegroupRules};
 use hetseq_metrics::Event;
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +108,11 @@ impl Trainer {
         while self.can_recover(&error) {
             let mut regrouped = self.session.regroup()?;
             lost.append(&mut regrouped.lost);
+            if self.session.cluster.members.is_empty() {
+                let reason =
+                    "all ranks with devices are lost, and those that are left have none (run.devices = \"none\")";
+                return Err(self.save_cut_off(reason.to_owned(), false));
+            }
             match self.continue_in_new_group() {
                 Ok(()) => {
                     if lost.iter().any(|lost| lost.has_failed) {
@@ -269,11 +274,9 @@ impl Trainer {
 
     /// Saves the state of this rank, which must stop though nothing is wrong with it. The others may
     /// have done the same, or continue.
-    pub(super) fn save_cut_off(&mut self, error: &CommError) -> TrainError {
-        let reason = error.to_string();
-        let continues = matches!(error, CommError::Excluded { .. });
+    pub(super) fn save_cut_off(&mut self, reason: String, others_continue: bool) -> TrainError {
         let saved = match self.learner.updates() {
-            _ if continues => "This process ends here".to_owned(),
+            _ if others_continue => "This process ends here".to_owned(),
             0 => "There is nothing to save yet".to_owned(),
             updates => match self.checkpointing.save_alone(&mut self.learner) {
                 Ok(path) => format!("Saved {}: the same command resumes from there", path.display()),
