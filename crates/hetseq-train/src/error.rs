@@ -87,7 +87,20 @@ pub enum TrainError {
         "update {update}: the ranks no longer agree on {what} ({detail}). The cause is faulty hardware or a bug in this \
          program, not your config; nothing after the last good checkpoint was saved. Resume from {last}"
     )]
-    Disagreement { update: u64, what: &'static str, detail: String, last: String },
+    Disagreement {
+        update: u64,
+        what: &'static str,
+        detail: String,
+        last: String,
+        /// The ranks that differ from the majority, if there is one and they can take its state.
+        odd_ranks: Vec<usize>,
+    },
+    /// This rank's parameters were wrong too often.
+    #[error(
+        "update {update}: the parameters of this machine differ from those of all others for the {times}th time. Its memory or \
+         its processor is faulty: test it (memtest), and do not train on it until then. The other ranks continue without it"
+    )]
+    FaultyReplica { update: u64, times: u32 },
 }
 
 impl TrainError {
@@ -102,7 +115,10 @@ impl TrainError {
     /// Whether only this rank is affected, so that the others can continue without it.
     pub(crate) fn is_of_this_rank(&self) -> bool {
         match self {
-            TrainError::Device { .. } | TrainError::Loader(_) | TrainError::Io { .. } => true,
+            TrainError::Device { .. }
+            | TrainError::Loader(_)
+            | TrainError::Io { .. }
+            | TrainError::FaultyReplica { .. } => true,
             // A process that reads samples ended or hangs.
             TrainError::Collate { reason, .. } => {
                 matches!(&**reason, TaskError::Engine(error) if !matches!(error, EngineError::Task(_)))

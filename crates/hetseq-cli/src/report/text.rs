@@ -1,8 +1,8 @@
 //! Formats a report as text. Pure; called by `hetseq report`.
 
 use hetseq_metrics::report::{
-    Continuation, LeadRecord, LostRecord, MembershipChange, PlanRecord, PredictionFit, RankSummary, Report, TimeSpent,
-    WorkerSummary,
+    Continuation, HealedRecord, LeadRecord, LostRecord, MembershipChange, PlanRecord, PredictionFit, RankSummary,
+    Report, TimeSpent, WorkerSummary,
 };
 use hetseq_metrics::{duration, thousands};
 
@@ -30,6 +30,10 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     if !report.membership_changes.is_empty() {
         lines.push(String::new());
         lines.extend(lost_ranks(&report.membership_changes));
+    }
+    if !report.healed.is_empty() {
+        lines.push(String::new());
+        lines.extend(healed(&report.healed));
     }
     if !report.plans.is_empty() {
         lines.push(String::new());
@@ -74,6 +78,15 @@ fn predictions(report: &Report) -> Vec<String> {
     };
     let last = report.prediction_of_last_plan.filter(|last| Some(*last) != report.prediction);
     [line("prediction", report.prediction), line("last plan ", last)].into_iter().flatten().collect()
+}
+
+fn healed(healed: &[HealedRecord]) -> Vec<String> {
+    let mut lines = vec!["wrong parameters, replaced by those of the other ranks".to_owned()];
+    let newest = healed.iter().skip(healed.len().saturating_sub(MAX_CHANGES));
+    lines.extend(newest.map(|HealedRecord { update, rank, host }| {
+        format!("  after update {}: rank {rank} ({host}); test the memory of that machine", thousands(*update))
+    }));
+    lines
 }
 
 fn worker_table(workers: &[WorkerSummary]) -> Vec<String> {

@@ -155,6 +155,15 @@ pub enum Event {
         #[serde(default)]
         interrupted_s: f64,
     },
+    /// The parameters of a rank differed from those of the majority. It has taken their state.
+    Healed {
+        /// Updates done before. The update in progress is computed again where that rank had a part.
+        update: u64,
+        /// Its number at the start of this process group.
+        rank: usize,
+        host: String,
+        seconds: f64,
+    },
     /// Another rank writes checkpoints and events from now on, because rank 0 was lost.
     Lead {
         update: u64,

@@ -268,6 +268,15 @@ pub struct Emulate {
     pub not_finite: Vec<FaultAt>,
     /// Updates in which the gradients of devices that compute in `f16` overflow.
     pub overflow: Vec<u64>,
+    /// Ranks of whose parameters one bit changes after an update, as in faulty memory.
+    pub flipped_bit: Vec<RankFault>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankFault {
+    pub rank: usize,
+    pub update: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -117,6 +117,9 @@ pub(super) fn parse_devices(
     gpus: impl Fn() -> Vec<DeviceKind>,
 ) -> Result<Vec<DeviceSpec>, String> {
     let mut specs = Vec::new();
+    if text.trim() == NONE {
+        return Ok(specs);
+    }
     for name in text.split(',').map(str::trim) {
         let (base, precision) = match name.rsplit_once('@') {
             // An `@` in a command is part of it.
@@ -136,6 +139,8 @@ pub(super) fn parse_devices(
     assign_names(specs)
 }
 
+/// A rank without devices computes nothing. It holds the state and has a vote when ranks are lost.
+const NONE: &str = "none";
 const EXEC: &str = "exec:";
 const TORCH: &str = "torch:";
 
@@ -245,7 +250,8 @@ fn unknown_device(name: &str) -> String {
          per core), `cpu:4` (four of them), `cpu:2x8` (two devices of eight threads each), `cpu:0-3` (one device on these \
          cores), `gpu` (every GPU) or `gpu:0` (one GPU, numbered as in `hetseq devices`; cuda:0, rocm:0, metal:0 and vulkan:0 \
          select the API); `torch:cpu`, `torch:cpu:2x8`, `torch:cuda:0` (PyTorch, see docs/pytorch.md); `exec:COMMAND` (an \
-         engine of your own, see docs/engine-protocol.md); `gpu:0@f16` computes its products in f16, see also run.precision"
+         engine of your own, see docs/engine-protocol.md); `gpu:0@f16` computes its products in f16, see also run.precision; \
+         `none` for a rank that only votes on who continues"
     )
 }
 
@@ -282,6 +288,8 @@ mod tests {
             ["gpu:0  f16", "cuda:1  bf16", "cpu:0 1 threads f32"]
         );
         assert_eq!(parse("gpu", 2).unwrap(), ["gpu:0", "gpu:1"]);
+        assert_eq!(parse(" none", 2).unwrap(), [""; 0]);
+        assert!(parse("none,cpu", 2).unwrap_err().starts_with("unknown device `none`"));
         assert_eq!(parse("rocm", 2).unwrap(), ["rocm:0"]);
     }
 

@@ -18,6 +18,7 @@ use crate::run_dir::run_files::write_run_files;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::state::{Best, State};
 
+use super::healing::odd_ranks;
 use super::learner::Learner;
 use super::observer::Observer;
 use super::session::Session;
@@ -223,6 +224,7 @@ impl Checkpointing {
                 what: "the parameters",
                 detail: format!("rank {rank}'s differ from rank 0's"),
                 last: self.last_checkpoint(),
+                odd_ranks: odd_ranks(&sums),
             }),
         }
     }

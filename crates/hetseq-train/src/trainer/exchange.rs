@@ -13,7 +13,7 @@ use crate::data::update_sampler::PlannedUpdate;
 use crate::error::TrainError;
 use crate::run_dir::events::at_update;
 use crate::task::{Split, skipped_samples};
-use crate::trainer::header::{MergedHeader, RankTime, UpdateHeader, merge_headers};
+use crate::trainer::header::{HeaderConflict, MergedHeader, RankTime, UpdateHeader, merge_headers};
 
 use super::in_progress::InProgress;
 use super::rank_contribution::{ContributionSources, RankContribution};
@@ -157,8 +157,7 @@ impl Trainer {
         let decode = |(rank, bytes): (usize, &Vec<u8>)| messages::decode(rank, bytes);
         let headers = notes.iter().enumerate().map(decode).collect::<Result<Vec<UpdateHeader>, _>>()?;
         let samples = update.map_or(0, |update| update.samples.len());
-        let merged = merge_headers(&headers, samples as u64)
-            .map_err(|conflict| self.disagreement(conflict.what, conflict.detail))?;
+        let merged = merge_headers(&headers, samples as u64).map_err(|conflict| self.conflict(conflict))?;
         if merged.devices.len() != devices {
             return Err(self.disagreement("the devices", format!("{} of {devices} reported", merged.devices.len())));
         }
@@ -191,8 +190,13 @@ impl Trainer {
     }
 
     pub(super) fn disagreement(&self, what: &'static str, detail: String) -> TrainError {
+        self.conflict(HeaderConflict { what, detail, odd_ranks: Vec::new() })
+    }
+
+    fn conflict(&self, conflict: HeaderConflict) -> TrainError {
+        let HeaderConflict { what, detail, odd_ranks } = conflict;
         let (update, last) = (self.learner.updates(), self.checkpointing.last_checkpoint());
-        TrainError::Disagreement { update, what, detail, last }
+        TrainError::Disagreement { update, what, detail, last, odd_ranks }
     }
 }
 

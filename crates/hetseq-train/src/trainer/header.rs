@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::task::skipped_samples::SkippedSample;
 use crate::trainer::stop::{StopRequest, StopSignal};
 
+use super::healing::odd_ranks;
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct UpdateHeader {
     /// Updates done before this one.
@@ -110,24 +112,35 @@ pub(crate) struct HeaderConflict {
     /// Completes "the ranks no longer agree on ...".
     pub(crate) what: &'static str,
     pub(crate) detail: String,
+    /// The ranks whose parameters differ from those of the majority.
+    pub(crate) odd_ranks: Vec<usize>,
+}
+
+impl HeaderConflict {
+    fn new(what: &'static str, detail: String) -> Self {
+        HeaderConflict { what, detail, odd_ranks: Vec::new() }
+    }
 }
 
 /// Merges the headers of all ranks, in rank order. `expected` is the number of samples in the
 /// update: each must be computed exactly once.
 pub(crate) fn merge_headers(headers: &[UpdateHeader], expected: u64) -> Result<MergedHeader, HeaderConflict> {
     let Some(first) = headers.first() else {
-        return Err(HeaderConflict { what: "the header", detail: "no rank sent one".to_owned() });
+        return Err(HeaderConflict::new("the header", "no rank sent one".to_owned()));
     };
     require_equal(headers, "the update number", |header| header.update)?;
     require_equal(headers, "the samples of this update", |header| header.plan)?;
     require_equal(headers, "the parameter layout", |header| header.layout)?;
     require_equal(headers, "the number of loss terms", |header| header.counts.len() as u64)?;
-    require_equal(headers, "the parameters", |header| header.checksum.unwrap_or_default())?;
+    require_equal(headers, "the parameters", |header| header.checksum.unwrap_or_default()).map_err(|conflict| {
+        let checksums: Vec<_> = headers.iter().map(|header| header.checksum).collect();
+        HeaderConflict { odd_ranks: odd_ranks(&checksums), ..conflict }
+    })?;
     require_equal(headers, "the loss scale", |header| u64::from(header.loss_scale.to_bits()))?;
     let samples = checked_sum(headers, "the assignment of samples", |header| header.samples)?;
     if samples != expected {
         let detail = format!("{samples} samples are assigned, the update has {expected}");
-        return Err(HeaderConflict { what: "the assignment of samples", detail });
+        return Err(HeaderConflict::new("the assignment of samples", detail));
     }
     let count = |term: usize| checked_sum(headers, "the counts of the loss terms", |header| header.counts[term]);
     let counts = (0..first.counts.len()).map(count).collect::<Result<_, _>>()?;
@@ -135,7 +148,7 @@ pub(crate) fn merge_headers(headers: &[UpdateHeader], expected: u64) -> Result<M
     for (rank, header) in headers.iter().enumerate() {
         if let Some(LostDevice { device, .. }) = header.lost.iter().find(|lost| lost.device >= header.devices.len()) {
             let detail = format!("rank {rank} lost device {device} of {}", header.devices.len());
-            return Err(HeaderConflict { what: "the devices", detail });
+            return Err(HeaderConflict::new("the devices", detail));
         }
         lost.extend(header.lost.iter().map(|lost| LostDevice { device: before + lost.device, ..lost.clone() }));
         before += header.devices.len();
@@ -166,7 +179,7 @@ fn require_equal(
         None => Ok(()),
         Some(rank) => {
             let detail = format!("rank 0 has {first:016x}, rank {rank} has {:016x}", value(&headers[rank]));
-            Err(HeaderConflict { what, detail })
+            Err(HeaderConflict::new(what, detail))
         }
     }
 }
@@ -179,7 +192,7 @@ fn checked_sum(
 ) -> Result<u64, HeaderConflict> {
     headers.iter().enumerate().try_fold(0u64, |sum, (rank, header)| {
         let value = value(header);
-        sum.checked_add(value).ok_or_else(|| HeaderConflict { what, detail: format!("rank {rank} reports {value}") })
+        sum.checked_add(value).ok_or_else(|| HeaderConflict::new(what, format!("rank {rank} reports {value}")))
     })
 }
 
@@ -281,7 +294,11 @@ mod tests {
         let mut second = header(3, 3);
         second.checksum = Some(9);
         let conflict = merge_headers(&[header(3, 3), second], 6).unwrap_err();
-        assert_eq!(conflict.what, "the parameters");
+        assert_eq!((conflict.what, &*conflict.odd_ranks), ("the parameters", &[][..]), "no majority");
         assert!(conflict.detail.contains("rank 1"));
+        second.checksum = Some(7);
+        let third = UpdateHeader { checksum: Some(7), ..header(0, 0) };
+        let conflict = merge_headers(&[header(3, 3), second, third], 6).unwrap_err();
+        assert_eq!(conflict.odd_ranks, [0]);
     }
 }

@@ -16,6 +16,7 @@ mod exchange;
 #[cfg(test)]
 mod fuzz_header;
 pub(crate) mod header;
+mod healing;
 mod in_progress;
 mod lead;
 mod learner;
@@ -38,6 +39,7 @@ mod valid_rounds;
 
 use std::time::Instant;
 
+use hetseq_comm::CommError;
 use hetseq_metrics::Event;
 use hetseq_optim::global_norm;
 use hetseq_random::Key;
@@ -55,6 +57,7 @@ use boundary::{Boundary, BoundaryDecisions};
 use checkpointing::Checkpointing;
 use exchange::ReducedGradient;
 use header::MergedHeader;
+use healing::ReplicaHealth;
 use in_progress::InProgress;
 use learner::{Learner, WroteNotFinite};
 use loss_watch::LossWatch;
@@ -86,6 +89,7 @@ pub(crate) struct Trainer {
     /// The update that is repeated because a device of a lost rank failed in it.
     repeats_failed: Option<u64>,
     loss_watch: LossWatch,
+    replica_health: ReplicaHealth,
 }
 
 /// How a run ended.
@@ -109,7 +113,7 @@ impl Trainer {
         if let Err(TrainError::Comm(error)) = &result
             && error.is_cut_off()
         {
-            result = Err(self.save_cut_off(error));
+            result = Err(self.save_cut_off(error.to_string(), matches!(error, CommError::Excluded { .. })));
         }
         let outcome = match result {
             Ok(RunOutcome::Finished) => "finished",
@@ -125,15 +129,18 @@ impl Trainer {
     }
 
     /// Trains until the planned end, an early stop, a signal or an error. Continues without ranks
-    /// that are lost.
+    /// that are lost, and with ranks whose parameters were wrong.
     fn run(&mut self) -> Result<RunOutcome, TrainError> {
         self.start()?;
         self.resume_boundary();
+        let mut result = self.run_updates();
         loop {
-            match self.run_updates() {
-                Err(error) if self.can_recover(&error) => self.recover(error)?,
+            let continued = match result {
+                Err(error) if self.can_recover(&error) => self.recover(error),
+                Err(error) if self.can_heal(&error) => self.heal(error),
                 result => return result,
-            }
+            };
+            result = continued.and_then(|()| self.run_updates());
         }
     }
 
@@ -257,6 +264,7 @@ impl Trainer {
         self.learner.step(&gradient.flat, gradient.norm, header.lr).map_err(|WroteNotFinite(what)| {
             TrainError::Diverged { update, what, last: self.checkpointing.last_checkpoint() }
         })?;
+        self.emulate_flipped_bit(update);
         self.session.devices.load_trainable(&self.learner.parameters)?;
         self.observer.rank.host_micros += started.elapsed().as_micros() as u64;
         Ok(())

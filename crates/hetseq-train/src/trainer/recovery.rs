@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use hetseq_balance::{Planner, Profile};
-use hetseq_comm::{CommError, LostRank, RegroupRules};
+use hetseq_comm::{LostRank, RegroupRules};
 use hetseq_metrics::Event;
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,8 @@ struct RankState {
     failed_devices: Vec<usize>,
     /// The samples of the update after that in this rank's sum; none if it has not started it.
     held: Option<Vec<u32>>,
+    /// Its parameters differ from those of the majority.
+    is_odd: bool,
 }
 
 /// What the ranks that are left have agreed on.
@@ -106,6 +108,11 @@ impl Trainer {
         while self.can_recover(&error) {
             let mut regrouped = self.session.regroup()?;
             lost.append(&mut regrouped.lost);
+            if self.session.cluster.members.is_empty() {
+                let reason =
+                    "all ranks with devices are lost, and those that are left have none (run.devices = \"none\")";
+                return Err(self.save_cut_off(reason.to_owned(), false));
+            }
             match self.continue_in_new_group() {
                 Ok(()) => {
                     if lost.iter().any(|lost| lost.has_failed) {
@@ -120,7 +127,8 @@ impl Trainer {
         Err(error)
     }
 
-    fn continue_in_new_group(&mut self) -> Result<(), TrainError> {
+    /// Brings all ranks to one state and continues from it. A collective.
+    pub(super) fn continue_in_new_group(&mut self) -> Result<(), TrainError> {
         self.session.group.at("regrouping");
         let agreement = self.agree_on_state()?;
         if self.session.group.rank() == 0 && !self.observer.events.is_enabled() {
@@ -131,7 +139,7 @@ impl Trainer {
 
     /// Keeps what this rank has computed of the update in progress: waits for its devices, unless it
     /// has contributed already.
-    fn hold_contribution(&mut self) -> Result<(), TrainError> {
+    pub(super) fn hold_contribution(&mut self) -> Result<(), TrainError> {
         let contributed = self.session.group.take_contribution();
         let Some(in_progress) = &mut self.in_progress else { return Ok(()) };
         match contributed {
@@ -152,16 +160,20 @@ impl Trainer {
             progress: Progress { updates: self.learner.updates(), is_past_boundary: self.boundary.is_none() },
             failed_devices: self.session.devices.failed(),
             held: self.in_progress.as_ref().map(|in_progress| in_progress.samples.clone()),
+            is_odd: self.replica_health.is_odd,
         };
         let ranks = messages::all_gather(&mut self.session.group, &state)?;
-        let all = || ranks.iter().map(|rank| rank.progress);
-        let newest = all().max().unwrap_or(state.progress);
-        let oldest = all().min().unwrap_or(state.progress).updates;
-        let is_newest = |rank: &RankState| rank.progress == newest;
+        let newest = ranks.iter().filter(|rank| !rank.is_odd).map(|rank| rank.progress).max();
+        let newest = newest.ok_or_else(|| {
+            let detail = "those of all ranks that are left are known to be wrong".to_owned();
+            self.disagreement("the parameters", detail)
+        })?;
+        let oldest = ranks.iter().map(|rank| rank.progress).min().unwrap_or(newest).updates;
+        let is_newest = |rank: &RankState| rank.progress == newest && !rank.is_odd;
         if let Some(root) = ranks.iter().position(is_newest)
             && !ranks.iter().all(is_newest)
         {
-            self.copy_state(root, oldest, state.progress != newest)?;
+            self.copy_state(root, oldest, !is_newest(&state))?;
         }
         let missing = self.agree_on_missing(&ranks, &newest)?;
         let profile = messages::encode_json(&self.session.cluster.profile)?;
@@ -236,6 +248,7 @@ impl Trainer {
         let decisions = messages::decode::<Option<_>>(root, &boundary)?;
         self.boundary = decisions.map(|decisions| Boundary::new(decisions, &self.learner, &self.checkpointing));
         self.in_progress = None;
+        self.replica_health.is_odd = false;
         self.observer.updates_done += self.learner.updates().saturating_sub(updates);
         let (events, audit): (Vec<Event>, Vec<AuditLine>) = messages::decode_json(root, &records)?;
         for event in events.into_iter().filter(|event| event.update().is_some_and(|at| at > updates)) {
@@ -261,11 +274,9 @@ impl Trainer {
 
     /// Saves the state of this rank, which must stop though nothing is wrong with it. The others may
     /// have done the same, or continue.
-    pub(super) fn save_cut_off(&mut self, error: &CommError) -> TrainError {
-        let reason = error.to_string();
-        let continues = matches!(error, CommError::Excluded { .. });
+    pub(super) fn save_cut_off(&mut self, reason: String, others_continue: bool) -> TrainError {
         let saved = match self.learner.updates() {
-            _ if continues => "This process ends here".to_owned(),
+            _ if others_continue => "This process ends here".to_owned(),
             0 => "There is nothing to save yet".to_owned(),
             updates => match self.checkpointing.save_alone(&mut self.learner) {
                 Ok(path) => format!("Saved {}: the same command resumes from there", path.display()),

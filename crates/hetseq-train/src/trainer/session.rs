@@ -158,7 +158,11 @@ impl Session {
             None => None,
         };
         let (key, mut devices) = match known {
-            Some((sharing, cache, stop)) if (is_measured || is_limited) && config.batch.probe_s > 0.0 => {
+            Some((sharing, cache, stop))
+                if (is_measured || is_limited)
+                    && config.batch.probe_s > 0.0
+                    && self.devices.names().next().is_some() =>
+            {
                 let ProbeEntry { key, devices } = self.probe(config, sharing, &cache, stop)?;
                 // Without a key, a measurement that was cut short is not cached for the next start.
                 ((!stop.is_set()).then_some(key), devices)
@@ -179,6 +183,10 @@ impl Session {
             link_profiles,
             template,
         )?;
+        if self.cluster.members.is_empty() {
+            let reason = "run.devices = \"none\" on all ranks: at least one has to compute";
+            return Err(TrainError::Config(reason.to_owned()));
+        }
         Ok(())
     }
 

@@ -181,6 +181,7 @@ impl Parts {
             bad_updates: 0,
             repeats_failed: None,
             loss_watch: LossWatch::new(cursor.updates > 0),
+            replica_health: Default::default(),
         }
     }
 }

@@ -61,10 +61,22 @@ pub struct Report {
     pub plans: Vec<PlanRecord>,
     /// Each time that ranks were lost.
     pub membership_changes: Vec<MembershipChange>,
+    /// Each time that a rank's parameters differed from those of the majority.
+    pub healed: Vec<HealedRecord>,
     /// What the events do not contain.
     pub missing: Vec<String>,
     /// What to improve, the largest gain first; never empty.
     pub advice: Vec<String>,
+}
+
+/// A rank that took the state of the others, because its own was wrong.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct HealedRecord {
+    /// Updates done before.
+    pub update: u64,
+    /// Its number at the start of its process group.
+    pub rank: usize,
+    pub host: String,
 }
 
 /// Wall-clock seconds of the whole run.
@@ -170,6 +182,7 @@ impl Report {
             (self.world, self.devices) = (continued.world, continued.devices);
         }
         self.membership_changes.extend(group.membership_changes.all.iter().cloned());
+        self.healed.extend(group.healed.iter().cloned());
         self.outcome = group.end.as_ref().map(|end| end.outcome.clone());
         self.updates += group.updates.len() as u64;
         self.samples += group.updates.iter().map(|update| update.samples).sum::<u64>();

@@ -1,7 +1,7 @@
 //! The events of one process group, reduced to what a report needs.
 
 use super::membership_change::{Continuation, LostRecord, MembershipChanges};
-use super::{DISTURBED, PlanRecord};
+use super::{DISTURBED, HealedRecord, PlanRecord};
 use crate::{Event, RankReport, WorkerReport};
 
 #[derive(Debug, Default)]
@@ -17,6 +17,7 @@ pub(super) struct ProcessGroup {
     /// Some of `totals` have numbers of ranks that cannot be translated.
     pub(super) has_unknown_ranks: bool,
     pub(super) membership_changes: MembershipChanges,
+    pub(super) healed: Vec<HealedRecord>,
     pub(super) validation_s: f64,
     pub(super) checkpoints_s: f64,
     pub(super) end: Option<EndEvent>,
@@ -89,6 +90,7 @@ impl ProcessGroup {
                 self.membership_changes.regrouped(update, regroups, before, continuation);
                 self.is_current = false;
             }
+            Event::Healed { update, rank, host, .. } => self.healed.push(HealedRecord { update, rank, host }),
             Event::Warning { .. } | Event::EarlyStop { .. } | Event::NotFinite { .. } => {}
         }
     }

@@ -148,6 +148,13 @@ impl Console {
                 )];
             }
             Event::Lost { rank, host, reason, .. } => return vec![format!("lost   rank {rank} ({host}): {reason}")],
+            Event::Healed { update, rank, host, .. } => {
+                let at = thousands(*update);
+                return vec![format!(
+                    "warning: after update {at} the parameters of rank {rank} ({host}) differed from those of all others; it has \
+                     taken theirs. If this happens again, test the memory of that machine"
+                )];
+            }
             Event::Regrouped { update, world, devices, seconds, .. } => {
                 self.status.pace.restart(now, *update);
                 let (ranks, devices) = (count(*world as u64, "rank"), count(*devices as u64, "device"));
@@ -254,6 +261,7 @@ fn is_important(event: &Event) -> bool {
         Event::Warning { .. }
             | Event::NotFinite { .. }
             | Event::Lost { .. }
+            | Event::Healed { .. }
             | Event::Regrouped { .. }
             | Event::Lead { .. }
             | Event::EarlyStop { .. }

@@ -183,13 +183,14 @@ const ELASTIC: [KeyRow; 2] = [
     ("min_workers", "`1`", "stop, with everything saved, if fewer ranks are left"),
 ];
 
-const EMULATE: [KeyRow; 6] = [
+const EMULATE: [KeyRow; 7] = [
     ("slowdown", "`[]`", "`[1, 2, 4]`: slow down each rank by this factor"),
     ("memory_tokens", "`[]`", "`[0, 512]`: on rank 1, micro-batches of more tokens fail as if out of memory"),
     ("lost", "`[]`", "`[{ rank = 1, device = \"gpu:0\", update = 7 }]`: devices that fail in an update"),
     ("hung", "`[]`", "the same form: devices that stop responding in an update"),
     ("not_finite", "`[]`", "the same form: devices whose gradients are NaN in an update"),
     ("overflow", "`[]`", "`[5, 9]`: updates in which `f16` gradients overflow"),
+    ("flipped_bit", "`[]`", "`[{ rank = 1, update = 7 }]`: ranks of whose parameters one bit changes after an update"),
 ];
 
 const DEBUG: [KeyRow; 2] = [

@@ -146,7 +146,7 @@ impl Devices {
                 Err(reason) => return Err(handle.failed("starting", reason)),
             }
         }
-        if handles.is_empty() {
+        if handles.is_empty() && !specs.is_empty() {
             let mut handle = DeviceHandle::start(&DeviceSpec::cpu(0, 1), &setup)?;
             handle.ready().map_err(|reason| handle.failed("starting", reason))?;
             handles.push(handle);
