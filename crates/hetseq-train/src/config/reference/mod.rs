@@ -7,7 +7,7 @@ mod task_keys;
 
 use std::fmt::Write;
 
-use super::file::did_you_mean;
+use super::names::did_you_mean;
 use super::rank_match;
 use section_keys::SECTIONS;
 use task_keys::TASKS;
