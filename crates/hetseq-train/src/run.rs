@@ -125,7 +125,7 @@ fn eval_with(
         terminal::show(config.run.log_every);
     }
     // A signal ends an evaluation at once: there is nothing to save.
-    let Evaluated::Done(evaluation) = evaluate(session, &loader, planner, split, &StopFlag::default())? else {
+    let Evaluated::Done(evaluation) = evaluate(session, &loader, planner, split, None)? else {
         return Err(session.task.error("there are no validation samples to evaluate on"));
     };
     terminal::hide();

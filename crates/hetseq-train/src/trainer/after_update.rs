@@ -78,7 +78,7 @@ impl Trainer {
         self.session.group.at(format!("validation after {}", at_update(updates)));
         let split = (self.pipeline.split_mode(updates), self.config.batch.global);
         let planner = self.pipeline.planner.clone();
-        let evaluation = match evaluate(&mut self.session, &self.valid_loader, planner, split, &self.stop)? {
+        let evaluation = match evaluate(&mut self.session, &self.valid_loader, planner, split, Some(&self.stop))? {
             Evaluated::Done(evaluation) => evaluation,
             Evaluated::NoSamples => return Ok(Validated::Done(false)),
             Evaluated::Stopped(request) => return Ok(Validated::Stopped(request)),

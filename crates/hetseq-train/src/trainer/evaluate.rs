@@ -68,13 +68,14 @@ pub(crate) enum Evaluated {
 
 /// Evaluates the devices' current parameters on the validation samples. A collective: all ranks call
 /// it at the same point. `planner` knows the devices' speeds, `batch` is the global batch of training.
-/// If `stop` is set on a rank, all ranks stop after the round in progress.
+/// If `stop` is set on a rank, all ranks stop after the round in progress. Without it, rounds are as
+/// large as possible from the start.
 pub(crate) fn evaluate(
     session: &mut Session,
     loader: &Loader,
     planner: Planner,
     (split, batch): (SplitMode, GlobalBatch),
-    stop: &StopFlag,
+    stop: Option<&StopFlag>,
 ) -> Result<Evaluated, TrainError> {
     let started = Instant::now();
     let lengths = session.task.data.lengths(Split::Valid);
@@ -87,7 +88,10 @@ pub(crate) fn evaluate(
     let samples = plan.update(0).samples;
     let (max_tokens, max_samples) = training_caps(batch, session.cluster.members.len(), &lengths);
     let mut planner = planner.with_default_caps(max_tokens, max_samples);
-    let mut rounds = rounds(&planner, split, samples, &lengths)?;
+    let mut rounds = match stop {
+        Some(_) => rounds(&planner, split, samples, &lengths)?,
+        None => ValidRounds::new(all, planner.devices(), 0.0),
+    };
     // Requests a round from the loader. Returns what it assigns to the devices of all ranks.
     let request = |session: &Session, planner: &mut Planner, round: Range<usize>| -> Result<Requested, TrainError> {
         let samples = &samples[round.clone()];
@@ -110,8 +114,8 @@ pub(crate) fn evaluate(
             totals.merge(&part);
         }
         // Not only for the split: a rank that waits for a slow one sees its progress.
-        let (times, stop) = exchange_round(&mut session.group, times, stop.get())?;
-        if let Some(request) = stop {
+        let (times, request) = exchange_round(&mut session.group, times, stop.and_then(StopFlag::get))?;
+        if let Some(request) = request {
             return Ok(Evaluated::Stopped(request));
         }
         rounds.observe(round.len(), times.iter().copied().max().unwrap_or(0) as f64 * 1e-6);
