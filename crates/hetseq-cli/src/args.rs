@@ -17,6 +17,7 @@ use crate::predict::PredictArgs;
 use crate::prep::PrepArgs;
 use crate::report::ReportArgs;
 use crate::score::ScoreArgs;
+use crate::selftest::SelftestArgs;
 use crate::simulate::SimulateArgs;
 
 /// Train neural networks on a mix of machines, with the result of a single device
@@ -45,6 +46,7 @@ pub(crate) enum Command {
     Migrate(MigrateArgs),
     Demo(DemoArgs),
     Devices(DevicesArgs),
+    Selftest(SelftestArgs),
     Plan(PlanArgs),
     Simulate(SimulateArgs),
     Report(ReportArgs),

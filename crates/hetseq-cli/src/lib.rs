@@ -23,6 +23,7 @@ mod profile;
 mod renamed;
 mod report;
 mod score;
+mod selftest;
 mod simulate;
 mod table;
 mod torch_devices;
@@ -82,6 +83,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Migrate(args) => migrate::migrate(tasks, &args),
         Command::Demo(args) => demo::demo(&args),
         Command::Devices(args) => devices::devices(&args),
+        Command::Selftest(args) => selftest::selftest(tasks, &args),
         Command::Plan(args) => plan::plan(&args),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Report(args) => report::report(&args),

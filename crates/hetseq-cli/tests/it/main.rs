@@ -44,6 +44,7 @@ mod refusals;
 mod renamed;
 mod resume;
 mod score;
+mod selftest;
 mod signals;
 mod source_rules;
 mod storage;

@@ -11,7 +11,7 @@ use crate::run_dir::RunDir;
 
 const MIXED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/profiles/mixed-8.json");
 
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 25] = [
     "",
     "train",
     "eval",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 24] = [
     "migrate",
     "demo",
     "devices",
+    "selftest",
     "plan",
     "simulate",
     "report",
