@@ -20,6 +20,7 @@ use crate::predict::PredictArgs;
 use crate::prep::PrepArgs;
 use crate::report::ReportArgs;
 use crate::score::ScoreArgs;
+use crate::selftest::SelftestArgs;
 use crate::simulate::SimulateArgs;
 
 /// Train neural networks on a mix of machines, with the result of a single device
@@ -51,6 +52,7 @@ pub(crate) enum Command {
     Migrate(MigrateArgs),
     Demo(DemoArgs),
     Devices(DevicesArgs),
+    Selftest(SelftestArgs),
     #[command(subcommand)]
     Config(ConfigCommand),
     Plan(PlanArgs),

@@ -25,22 +25,10 @@ pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
     if let Some(what) = &args.examine {
         return examine(what);
     }
-    let cpu = Cpu::measure()?;
-    let gpus: Vec<(String, Result<GpuReport, String>)> = match run_examine(LIST) {
-        Ok(names) => {
-            let names: Vec<String> = serde_json::from_str(&names).unwrap_or_default();
-            let test = |name: String| {
-                eprint_line(&format!("testing {name} ..."));
-                let report =
-                    run_examine(&name).and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
-                (name, report)
-            };
-            names.into_iter().map(test).collect()
-        }
-        Err(reason) => vec![("gpu".to_owned(), Err(format!("cannot list the GPUs: {reason}")))],
-    };
+    let cpu = CpuReport::measure()?;
+    let gpus = test_gpus();
     if args.json {
-        let gpu = |(name, report): &(String, Result<GpuReport, String>)| match report {
+        let gpu = |TestedGpu { name, report }: &TestedGpu| match report {
             Ok(report) => json!(report),
             Err(reason) => json!({ "name": name, "error": reason }),
         };
@@ -49,26 +37,56 @@ pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
         print_line(&json!({ "devices": all, "torch": torch.json() }).to_string());
         return Ok(ExitCode::SUCCESS);
     }
-    cpu.print();
+    let mut entries = cpu.entry();
     let torch = TorchDevices::find(args.python.as_deref());
-    for (name, report) in &gpus {
-        match report {
-            Ok(report) => print_gpu(report),
-            Err(reason) => print_entry(name, &[format!("cannot be used: {reason}")]),
+    entries.extend(gpu_entries(&gpus));
+    entries.extend(entry("torch", &torch.lines()));
+    entries.iter().for_each(|line| print_line(line));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A GPU that was tested in another process.
+pub(crate) struct TestedGpu {
+    pub(crate) name: String,
+    /// Or why it cannot be used.
+    pub(crate) report: Result<GpuReport, String>,
+}
+
+/// Tests all GPUs.
+pub(crate) fn test_gpus() -> Vec<TestedGpu> {
+    let names = match run_examine(LIST) {
+        Ok(names) => serde_json::from_str::<Vec<String>>(&names).unwrap_or_default(),
+        Err(reason) => {
+            let report = Err(format!("cannot list the GPUs: {reason}"));
+            return vec![TestedGpu { name: "gpu".to_owned(), report }];
         }
-    }
+    };
+    let test = |name: String| {
+        eprint_line(&format!("testing {name} ..."));
+        let report = run_examine(&name).and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
+        TestedGpu { name, report }
+    };
+    names.into_iter().map(test).collect()
+}
+
+/// The lines about the GPUs, or about why there are none.
+pub(crate) fn gpu_entries(gpus: &[TestedGpu]) -> Vec<String> {
     if let Some(reason) = backend::WITHOUT_GPU_SUPPORT {
-        print_entry("gpu", &[reason.to_owned()]);
-    } else if gpus.is_empty() {
+        return entry("gpu", &[reason.to_owned()]);
+    }
+    if gpus.is_empty() {
         let fix = if cfg!(target_os = "linux") {
             "install its driver and the Vulkan loader (libvulkan1)"
         } else {
             "install its driver"
         };
-        print_entry("gpu", &[format!("none found; if this machine has one, {fix}")]);
+        return entry("gpu", &[format!("none found; if this machine has one, {fix}")]);
     }
-    print_entry("torch", &torch.lines());
-    Ok(ExitCode::SUCCESS)
+    let lines = |TestedGpu { name, report }: &TestedGpu| match report {
+        Ok(report) => gpu_entry(report),
+        Err(reason) => entry(name, &[format!("cannot be used: {reason}")]),
+    };
+    gpus.iter().flat_map(lines).collect()
 }
 
 /// Runs in the child process: prints the list of GPUs or the report on one as JSON.
@@ -119,7 +137,8 @@ fn read_in_thread(pipe: Option<impl Read + Send + 'static>) -> std::thread::Join
     })
 }
 
-fn wait(child: &mut Child) -> Result<std::process::ExitStatus, String> {
+/// Waits for a process to end; kills it after [`TIMEOUT`].
+pub(crate) fn wait(child: &mut Child) -> Result<std::process::ExitStatus, String> {
     let started = Instant::now();
     loop {
         match child.try_wait() {
@@ -135,7 +154,8 @@ fn wait(child: &mut Child) -> Result<std::process::ExitStatus, String> {
     }
 }
 
-struct Cpu {
+/// The CPU's properties and measurements.
+pub(crate) struct CpuReport {
     model: String,
     cores: usize,
     memory_bytes: u64,
@@ -145,13 +165,13 @@ struct Cpu {
     precisions: Vec<String>,
 }
 
-impl Cpu {
-    fn measure() -> anyhow::Result<Self> {
+impl CpuReport {
+    pub(crate) fn measure() -> anyhow::Result<Self> {
         let mut system = System::new()?;
         system.refresh_memory();
         system.refresh_cpu_all();
         let cores = std::thread::available_parallelism()?.get();
-        Ok(Cpu {
+        Ok(CpuReport {
             model: system.cpus().first().map_or_else(|| "CPU".to_owned(), |cpu| cpu.brand().trim().to_owned()),
             cores,
             memory_bytes: system.total_memory(),
@@ -170,9 +190,10 @@ impl Cpu {
         })
     }
 
-    fn print(&self) {
-        let Cpu { model, cores, one_gflops, all_gflops, gigabytes_per_s, .. } = self;
-        print_entry(
+    /// The lines about it.
+    pub(crate) fn entry(&self) -> Vec<String> {
+        let CpuReport { model, cores, one_gflops, all_gflops, gigabytes_per_s, .. } = self;
+        entry(
             "cpu",
             &[
                 format!("{model}, {cores} cores, {} of memory", gib(self.memory_bytes)),
@@ -185,11 +206,11 @@ impl Cpu {
                      threads, \"cpu:0-3\" as one device on these cores"
                 ),
             ],
-        );
+        )
     }
 }
 
-fn print_gpu(report: &GpuReport) {
+fn gpu_entry(report: &GpuReport) -> Vec<String> {
     let mut lines = vec![format!("{} ({}, {})", report.model, report.vendor, report.interface)];
     if !report.driver.is_empty() {
         lines.push(format!("driver: {}", report.driver));
@@ -205,14 +226,13 @@ fn print_gpu(report: &GpuReport) {
     let speeds = report.precisions.iter().zip(&report.gflops);
     let speeds: Vec<String> = speeds.map(|(precision, gflops)| format!("{precision} {gflops:.0} GFLOP/s")).collect();
     lines.push(format!("matmul: {}; kernel launch: {:.0} us", speeds.join(", "), report.launch_us));
-    print_entry(&report.name, &lines);
+    entry(&report.name, &lines)
 }
 
-/// Prints the name of a device and the lines about it in two columns.
-fn print_entry(name: &str, lines: &[String]) {
-    for (i, line) in lines.iter().enumerate() {
-        print_line(&format!("{:<8}{line}", if i == 0 { name } else { "" }));
-    }
+/// The name of a device and the lines about it in two columns.
+fn entry(name: &str, lines: &[String]) -> Vec<String> {
+    let named = |(i, line): (usize, &String)| format!("{:<8}{line}", if i == 0 { name } else { "" });
+    lines.iter().enumerate().map(named).collect()
 }
 
 pub(crate) fn gib(bytes: u64) -> String {

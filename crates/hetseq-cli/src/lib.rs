@@ -28,6 +28,7 @@ mod renamed;
 mod report;
 mod resume_command;
 mod score;
+mod selftest;
 mod simulate;
 mod table;
 mod torch_devices;
@@ -86,6 +87,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Demo(args) => demo::demo(&args),
         Command::Config(command) => config_command::config(&command),
         Command::Devices(args) => devices::devices(&args),
+        Command::Selftest(args) => selftest::selftest(tasks, &args),
         Command::Plan(args) => plan::plan(&args),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Report(args) => report::report(&args),

@@ -15,7 +15,7 @@ use hetseq_metrics::{median, thousands};
 use hetseq_random::Key;
 use serde_json::json;
 
-use super::Scratch;
+use super::ScratchDir;
 use crate::args::UsageError;
 use crate::bench::args::BenchDataArgs;
 use crate::output::{eprint_line, print_line};
@@ -34,7 +34,7 @@ struct DataTiming {
 }
 
 pub(super) fn data(args: &BenchDataArgs) -> anyhow::Result<ExitCode> {
-    let scratch = Scratch::new()?;
+    let scratch = ScratchDir::new("bench")?;
     let dirs = match args.dirs.is_empty() {
         true => prepare_generated(&scratch.0, args.max_seq_length)?,
         false => args.dirs.clone(),

@@ -32,7 +32,7 @@ pub(crate) fn bench(tasks: &Tasks, args: &BenchArgs) -> anyhow::Result<ExitCode>
 }
 
 fn step(tasks: &Tasks, args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
-    let scratch = Scratch::new()?;
+    let scratch = ScratchDir::new("bench")?;
     let source = match (&args.config, &args.path) {
         (Some(_), _) => None,
         (None, Some(path)) => Some(read_config(path, &args.sets)?),
@@ -109,17 +109,17 @@ fn typical(mut rounds: Vec<StepReport>) -> anyhow::Result<StepReport> {
 }
 
 /// A temporary directory, removed on drop.
-struct Scratch(std::path::PathBuf);
+pub(crate) struct ScratchDir(pub(crate) std::path::PathBuf);
 
-impl Scratch {
-    fn new() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("hetseq-bench-{}", std::process::id()));
+impl ScratchDir {
+    pub(crate) fn new(command: &str) -> anyhow::Result<Self> {
+        let path = std::env::temp_dir().join(format!("hetseq-{command}-{}", std::process::id()));
         fs_err::create_dir_all(&path)?;
-        Ok(Scratch(path))
+        Ok(ScratchDir(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         _ = fs_err::remove_dir_all(&self.0);
     }

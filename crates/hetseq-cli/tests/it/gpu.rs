@@ -196,6 +196,35 @@ fn f16_on_the_gpu_is_close_to_f32() {
     assert!(ended[0].stderr.contains(expected), "{}", ended[0].stderr);
 }
 
+#[test]
+#[ignore = "needs a Vulkan driver"]
+fn the_software_renderer_passes_the_self_test() {
+    let dir = RunDir::new();
+    fs_err::create_dir_all(dir.path()).unwrap();
+    let out = dir.path().join("report.md");
+    // Not all models, which takes some minutes.
+    let only =
+        ["--only", "bert-pretrain", "--only", "product", "--only", "gelu", "--only", "dropout", "--only", "memory"];
+    let job = Job::new(["selftest", "--devices", "gpu:0", "--out"]).arg(&out).args(only);
+    let printed = with_driver(job, 1).succeed();
+    for expected in [
+        "gpu:0 against one CPU core",
+        "dropout mask                                 the same bits",
+        "training of bert-pretrain with the CPU ",
+        "repeated training of bert-pretrain ",
+        "memory of a micro-batch ",
+    ] {
+        assert!(printed.contains(expected), "{expected} in {printed}");
+    }
+    let report = fs_err::read_to_string(&out).unwrap();
+    assert!(report.contains("- gpu:0: ok, ") && report.contains("llvmpipe") && report.contains("driver: "), "{report}");
+    assert!(report.contains("| ok | training of bert-pretrain, f16 |"), "{report}");
+    // It is not tested unless it is named.
+    let job = with_driver(Job::new(["selftest", "--only", "gelu"]).in_dir(dir.path()), 1);
+    let printed = job.succeed();
+    assert!(printed.contains("no GPU found: testing the CPU") && printed.contains("a software renderer"), "{printed}");
+}
+
 /// A single sample needs more than this limit.
 #[test]
 #[ignore = "needs a Vulkan driver"]

@@ -4,7 +4,7 @@ use crate::cluster::Job;
 
 #[test]
 fn the_help_of_every_subcommand_names_its_flags() {
-    let expected: [(&str, &[&str]); 26] = [
+    let expected: [(&str, &[&str]); 27] = [
         (
             "",
             &[
@@ -17,6 +17,7 @@ fn the_help_of_every_subcommand_names_its_flags() {
                 "migrate",
                 "demo",
                 "devices",
+                "selftest",
                 "bench",
                 "prep",
                 "hetseq demo",
@@ -50,6 +51,7 @@ fn the_help_of_every_subcommand_names_its_flags() {
         ("average", &["CHECKPOINT", "--last", "--out", "RUN"]),
         ("demo", &["--dir", "--slowdown"]),
         ("devices", &["--json"]),
+        ("selftest", &["--devices", "--out", "--only", "--timeout", "Examples:"]),
         ("config", &["reference"]),
         ("config reference", &["SECTION", "TASK", "Examples:"]),
         ("plan", &["CONFIG", "--set", "--profile", "profile.json", "--tokens-per-sample", "--json"]),

@@ -46,6 +46,7 @@ mod refusals;
 mod renamed;
 mod resume;
 mod score;
+mod selftest;
 mod signals;
 mod source_rules;
 mod stop_validation;

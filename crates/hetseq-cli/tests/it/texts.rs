@@ -11,7 +11,7 @@ use crate::run_dir::RunDir;
 
 const MIXED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/profiles/mixed-8.json");
 
-const COMMANDS: [&str; 26] = [
+const COMMANDS: [&str; 27] = [
     "",
     "train",
     "eval",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 26] = [
     "migrate",
     "demo",
     "devices",
+    "selftest",
     "config",
     "config reference",
     "plan",

@@ -11,7 +11,7 @@ use hetseq_engine::Python;
 
 use super::compute::{OpenedTask, TaskKeys};
 use super::{FileInference, Split, Task, TaskData, TaskError, TextInference};
-use crate::bench::{self, StepReport, StepRequest};
+use crate::bench::{self, StepReport, StepRequest, Trial, TrialRequest};
 use crate::checkpoint::Checkpoints;
 use crate::config::names::did_you_mean_task;
 use crate::config::{Config, ConfigSource, RunConfig};
@@ -132,6 +132,12 @@ impl Tasks {
     pub fn bench_step(&self, source: &ConfigSource, request: &StepRequest) -> Result<StepReport, TrainError> {
         let (task, config) = self.find(source)?.open(source)?;
         bench::step(&task, &config, request)
+    }
+
+    /// Trains the configured task for some updates in memory, without a run directory.
+    pub fn trial(&self, source: &ConfigSource, request: &TrialRequest) -> Result<Trial, TrainError> {
+        let (task, config) = self.find(source)?.open(source)?;
+        bench::trial(&task, &config, request)
     }
 
     /// Opens a trained model that answers lines of text. `path` is a run (its best checkpoint is

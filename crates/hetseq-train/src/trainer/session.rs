@@ -145,6 +145,7 @@ impl Session {
             lost: of_rank(&config.emulate.lost),
             hung: of_rank(&config.emulate.hung),
             not_finite: of_rank(&config.emulate.not_finite),
+            wrong: Vec::new(),
             overflows: config.emulate.overflow.clone(),
         });
         self.group.at("the device probe");

@@ -76,7 +76,7 @@ pub(crate) fn open(kind: &DeviceKind) -> Result<Device, BackendError> {
 }
 
 /// Memory of an open GPU that this process may use, if the driver reports it.
-pub(crate) fn free_bytes(kind: &DeviceKind) -> Option<u64> {
+pub fn free_bytes(kind: &DeviceKind) -> Option<u64> {
     #[cfg(feature = "gpu")]
     {
         let memory = gpu::open(kind).ok()?.memory()?;

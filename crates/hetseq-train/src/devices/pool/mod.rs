@@ -75,6 +75,8 @@ pub(crate) struct FaultInjection {
     pub(crate) hung: Vec<(String, u64)>,
     /// Devices, and the updates in which their gradients are not finite.
     pub(crate) not_finite: Vec<(String, u64)>,
+    /// Devices, and the updates in which their gradients are wrong. Only `hetseq selftest` sets it.
+    pub(crate) wrong: Vec<(String, u64)>,
     /// Updates in which `f16` gradients overflow.
     pub(crate) overflows: Vec<u64>,
 }

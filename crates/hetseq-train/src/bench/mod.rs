@@ -1,24 +1,26 @@
 //! `hetseq bench step`: times training steps, on the same devices and replicas as training.
+//! `short_training` computes the steps; `hetseq selftest` uses it too, and `operations`.
 
-use std::sync::Arc;
+mod operations;
+mod short_training;
+
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
 use hetseq_metrics::median;
-use hetseq_optim::{Layout, Optimizer, OptimizerConfig, OptimizerName};
-use hetseq_random::Key;
+use hetseq_optim::{Layout, OptimizerConfig, OptimizerName};
 use serde::Serialize;
 
+use self::short_training::ShortTraining;
 use crate::config::RunConfig;
-use crate::data::loader::{self, LoadRequest, Loader, MicroBatch};
 use crate::devices::DeviceSpec;
-use crate::devices::{Devices, PrecisionPolicy, StepParams, devices_named};
 use crate::error::TrainError;
-use crate::task::{OpenedTask, Split, Task};
-use crate::trainer::losses::scales;
-
-pub use crate::tasks::synthetic_bert::names as geometries;
+use crate::task::{OpenedTask, Task};
 use crate::tasks::synthetic_bert::{self, SyntheticBert, SyntheticBertConfig};
+
+pub use self::operations::{Operation, OperationResult, precisions_of};
+pub use self::short_training::{Trial, TrialFault, TrialRequest};
+pub use crate::tasks::synthetic_bert::names as geometries;
 
 /// The options of a benchmark.
 #[derive(Debug, Clone)]
@@ -65,32 +67,55 @@ struct StepSettings {
     timeout: Duration,
 }
 
+impl StepSettings {
+    fn of(config: &RunConfig) -> Self {
+        StepSettings {
+            optimizer: config.optim.optimizer(),
+            lr: 1e-3,
+            seed: config.run.seed,
+            loader_threads: config.run.loader_threads,
+            timeout: config.comm.device_timeout(),
+        }
+    }
+
+    fn of_geometry() -> Self {
+        StepSettings {
+            optimizer: OptimizerConfig { name: OptimizerName::Adam, ..OptimizerConfig::default() },
+            lr: 1e-4,
+            seed: 1,
+            loader_threads: None,
+            timeout: Duration::from_secs(1800),
+        }
+    }
+}
+
 /// Times the configured task.
 pub(crate) fn step(task: &OpenedTask, config: &RunConfig, request: &StepRequest) -> Result<StepReport, TrainError> {
-    let settings = StepSettings {
-        optimizer: config.optim.optimizer(),
-        lr: 1e-3,
-        seed: config.run.seed,
-        loader_threads: config.run.loader_threads,
-        timeout: config.comm.device_timeout(),
-    };
-    time_steps(task, config.optim.freeze(task.layout()?)?, &settings, request)
+    time_steps(task, config.optim.freeze(task.layout()?)?, &StepSettings::of(config), request)
+}
+
+/// Trains the configured task for some updates.
+pub(crate) fn trial(task: &OpenedTask, config: &RunConfig, request: &TrialRequest) -> Result<Trial, TrainError> {
+    short_training::trial(task, config.optim.freeze(task.layout()?)?, &StepSettings::of(config), request)
 }
 
 /// Times BERT in one of the [`geometries`], without any data.
 pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport, TrainError> {
     let samples = request.batch.or(synthetic_bert::default_sequences(name)).unwrap_or(1);
-    let settings = StepSettings {
-        optimizer: OptimizerConfig { name: OptimizerName::Adam, ..OptimizerConfig::default() },
-        lr: 1e-4,
-        seed: 1,
-        loader_threads: None,
-        timeout: Duration::from_secs(1800),
-    };
+    let task = open_geometry(name, samples)?;
+    time_steps(&task, task.layout()?, &StepSettings::of_geometry(), request)
+}
+
+/// Trains BERT in one of the [`geometries`] for some updates, without any data.
+pub fn trial_of_geometry(name: &str, request: &TrialRequest) -> Result<Trial, TrainError> {
+    let task = open_geometry(name, request.batch)?;
+    short_training::trial(&task, task.layout()?, &StepSettings::of_geometry(), request)
+}
+
+fn open_geometry(name: &str, samples: usize) -> Result<OpenedTask, TrainError> {
     let config = SyntheticBertConfig { geometry: name.to_owned(), samples };
     let failed = |reason| TrainError::Task { task: SyntheticBert::NAME.to_owned(), reason: Box::new(reason) };
-    let task = OpenedTask::new(SyntheticBert::open(&config).map_err(failed)?, String::new());
-    time_steps(&task, task.layout()?, &settings, request)
+    Ok(OpenedTask::new(SyntheticBert::open(&config).map_err(failed)?, String::new()))
 }
 
 fn time_steps(
@@ -99,72 +124,37 @@ fn time_steps(
     settings: &StepSettings,
     request: &StepRequest,
 ) -> Result<StepReport, TrainError> {
-    let layout = Arc::new(layout);
-    let cores = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
-    let specs = devices_named(&request.devices).map_err(|reason| TrainError::Config(format!("--devices: {reason}")))?;
-    let mut devices = Devices::start(task, &layout, &specs, PrecisionPolicy::default(), settings.timeout)?;
-    let pool = loader::pool(settings.loader_threads, &specs, cores)?;
-    let loader = Loader::start(task, settings.seed, &pool, settings.timeout, None)?;
-    let mut optimizer = Optimizer::new(&settings.optimizer, &layout)?;
-    let initial = task.compute.initial(&layout, settings.seed).map_err(|reason| task.error(reason))?;
-    let mut parameters: Arc<Vec<f32>> = Arc::new(initial);
-    let lengths = task.data.lengths(Split::Train);
-    let batch = request.batch.unwrap_or(lengths.samples());
-    let ids: Vec<u32> = (0..batch as u32).map(|i| i % lengths.samples() as u32).collect();
-    let request_update = || {
-        let per_device = batch.div_ceil(specs.len());
-        let micro = |ids: &[u32]| MicroBatch {
-            samples: ids.to_vec(),
-            longest: ids.iter().map(|&id| lengths.padded(id)).max().unwrap_or(0),
-        };
-        let devices = ids.chunks(per_device.max(1)).map(|ids| vec![micro(ids)]);
-        let devices = devices.chain(std::iter::repeat_with(Vec::new)).take(specs.len()).collect();
-        loader.request(LoadRequest { split: Split::Train, epoch: 0, devices })
-    };
-    request_update()?;
-    let terms = task.data.terms();
+    let mut training = ShortTraining::start(task, layout, settings, &request.devices, request.batch)?;
     let (mut seconds, mut uploads, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
     let mut measured_from = (Instant::now(), cpu_seconds());
-    devices.load(&parameters)?;
     for k in 0..request.warmup + request.steps {
         if k == request.warmup {
             measured_from = (Instant::now(), cpu_seconds());
         }
-        let started = Instant::now();
-        devices.load_trainable(&parameters)?;
-        let upload = started.elapsed();
-        let work = loader.take()?;
-        request_update()?;
-        let scales = scales(&terms, &work.counts);
-        let update_key = Key::root(0).index(k as u64);
-        let params = StepParams { update: 0, scales, loss_scale: 1.0, update_key, epoch_key: work.epoch_key };
-        devices.begin(work.devices, params);
-        let sum = devices.finish()?;
-        let values = Arc::make_mut(&mut parameters);
-        optimizer.step(values, &sum.flat[..layout.trainable_len()], 1.0, settings.lr);
+        let done = training.update()?;
         if k >= request.warmup {
-            seconds.push(started.elapsed().as_secs_f64());
-            uploads.push(upload.as_secs_f64());
-            let after = sum.devices.iter().map(|device| device.after).max().unwrap_or_default();
+            seconds.push(done.total.as_secs_f64());
+            uploads.push(done.upload.as_secs_f64());
+            let after = done.sum.devices.iter().map(|device| device.after).max().unwrap_or_default();
             downloads.push(after.as_secs_f64());
         }
     }
     let (wall, cpu) = (measured_from.0.elapsed().as_secs_f64(), cpu_seconds() - measured_from.1);
     let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
-    let tokens: u64 = ids.iter().map(|&id| u64::from(lengths.tokens(id))).sum();
     let (median, upload, download) = (median(seconds), median(uploads), median(downloads));
+    let batch = training.ids.len();
     Ok(StepReport {
         task: task.name.to_string(),
-        devices: specs.len(),
-        threads: specs.iter().map(DeviceSpec::threads).sum(),
-        parameters: layout.len(),
+        devices: training.specs.len(),
+        threads: training.specs.iter().map(DeviceSpec::threads).sum(),
+        parameters: training.layout.len(),
         batch,
         step_ms: 1e3 * median,
         best_ms: 1e3 * best,
         upload_ms: 1e3 * upload,
         download_ms: 1e3 * download,
         samples_per_second: batch as f64 / median,
-        tokens_per_s: tokens as f64 / median,
+        tokens_per_s: training.tokens as f64 / median,
         cpu_over_wall: cpu / wall,
         cpu_ms: 1e3 * cpu / request.steps as f64,
         peak_rss_mb: peak_rss_mb(),
