@@ -2,6 +2,7 @@
 //!
 //! Thin over `socket2`; no protocol. Called by `rendezvous/` and `stream/`.
 
+use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -150,16 +151,16 @@ pub(crate) fn dial(to: SocketAddr, from: Option<IpAddr>, limit: Duration) -> std
     Ok(stream)
 }
 
-/// Writes like `TcpStream::write`, to any stream socket: a closed connection is an error and never
-/// SIGPIPE, also in a program that has restored the default of that signal. The `write` of `socket2`
-/// and every `write_vectored` would raise it.
-pub(crate) fn write(socket: &Socket, bytes: &[u8]) -> std::io::Result<usize> {
+/// Writes like `TcpStream::write_vectored`, to any stream socket: a closed connection is an error and
+/// never SIGPIPE, also in a program that has restored the default of that signal. The `write` of
+/// `socket2` and every `write_vectored` would raise it.
+pub(crate) fn write(socket: &Socket, parts: &[IoSlice<'_>]) -> std::io::Result<usize> {
     // Apple's systems have an option of the socket instead, which is set where it is created.
     #[cfg(target_vendor = "apple")]
     const FLAGS: libc::c_int = 0;
     #[cfg(not(target_vendor = "apple"))]
     const FLAGS: libc::c_int = libc::MSG_NOSIGNAL;
-    socket.send_with_flags(bytes, FLAGS)
+    socket.send_vectored_with_flags(parts, FLAGS)
 }
 
 /// Keepalive settings of a waiting connection: silence before the first probe, and the interval
