@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::checksum;
 use crate::frame::CHUNK_BYTES;
 use crate::lock::locked;
 
@@ -89,7 +90,7 @@ impl Payload {
 
     /// Returns its crc32c, computed at the first call.
     pub(crate) fn checksum(&self) -> u32 {
-        *self.checksum.get_or_init(|| crc32c::crc32c(&self.bytes))
+        *self.checksum.get_or_init(|| checksum::crc32c(&self.bytes))
     }
 }
 
