@@ -3,12 +3,13 @@
 //!
 //! One [`Pool`] per rank. A [`Payload`] is written once, then shared: the same result goes to every
 //! peer without another copy or checksum. Its memory returns to the pool when the last owner drops
-//! it.
+//! it. A contribution is not copied at all: its payloads are parts of the vector itself.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::checksum;
 use crate::frame::CHUNK_BYTES;
 use crate::lock::locked;
 
@@ -70,26 +71,52 @@ impl Pool {
     }
 }
 
-/// The bytes of a frame; immutable once created.
+/// The bytes of a frame; shared once they are complete.
 pub(crate) struct Payload {
-    bytes: Vec<u8>,
-    pool: Option<Arc<Pool>>,
+    memory: Memory,
     checksum: OnceLock<u32>,
+}
+
+/// Where the bytes of a payload are.
+enum Memory {
+    Own(Vec<u8>),
+    /// Returns to the pool.
+    Pooled(Vec<u8>, Arc<Pool>),
+    /// A range of a vector, in the byte order of the wire.
+    Values(Arc<Vec<f32>>, Range<usize>),
 }
 
 impl Payload {
     pub(crate) fn new(bytes: Vec<u8>) -> Arc<Payload> {
-        Arc::new(Payload { bytes, pool: None, checksum: OnceLock::new() })
+        Payload::of(Memory::Own(bytes))
     }
 
     /// A payload whose memory returns to `pool`.
     pub(crate) fn pooled(bytes: Vec<u8>, pool: &Arc<Pool>) -> Arc<Payload> {
-        Arc::new(Payload { bytes, pool: Some(pool.clone()), checksum: OnceLock::new() })
+        Payload::of(Memory::Pooled(bytes, pool.clone()))
+    }
+
+    /// The values of a range, as they are in memory: only where that is little-endian.
+    pub(crate) fn values(values: &Arc<Vec<f32>>, range: Range<usize>) -> Arc<Payload> {
+        Payload::of(Memory::Values(values.clone(), range))
+    }
+
+    fn of(memory: Memory) -> Arc<Payload> {
+        Arc::new(Payload { memory, checksum: OnceLock::new() })
     }
 
     /// Returns its crc32c, computed at the first call.
     pub(crate) fn checksum(&self) -> u32 {
-        *self.checksum.get_or_init(|| crc32c::crc32c(&self.bytes))
+        *self.checksum.get_or_init(|| checksum::crc32c(self))
+    }
+
+    /// Returns its bytes to be changed, without a copy if they have no other owner.
+    pub(crate) fn into_bytes(self: Arc<Payload>) -> Vec<u8> {
+        match Arc::try_unwrap(self).as_mut().map(|payload| &mut payload.memory) {
+            Ok(Memory::Own(bytes) | Memory::Pooled(bytes, _)) => std::mem::take(bytes),
+            Ok(Memory::Values(values, range)) => bytemuck::cast_slice(&values[range.clone()]).to_vec(),
+            Err(shared) => shared.to_vec(),
+        }
     }
 }
 
@@ -97,27 +124,30 @@ impl Deref for Payload {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        match &self.memory {
+            Memory::Own(bytes) | Memory::Pooled(bytes, _) => bytes,
+            Memory::Values(values, range) => bytemuck::cast_slice(&values[range.clone()]),
+        }
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            pool.give(std::mem::take(&mut self.bytes));
+        if let Memory::Pooled(bytes, pool) = &mut self.memory {
+            pool.give(std::mem::take(bytes));
         }
     }
 }
 
 impl PartialEq for Payload {
     fn eq(&self, other: &Payload) -> bool {
-        self.bytes == other.bytes
+        **self == **other
     }
 }
 
 impl std::fmt::Debug for Payload {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "{} bytes", self.bytes.len())
+        write!(out, "{} bytes", self.len())
     }
 }
 

@@ -45,6 +45,11 @@ impl Codec {
         4 * range.len() - 2 * self.rounded(range)
     }
 
+    /// Returns whether `range` is sent as it is in memory.
+    pub(crate) fn sends_memory(self, range: &Range<usize>) -> bool {
+        cfg!(target_endian = "little") && self.rounded(range) == 0
+    }
+
     /// Replaces the contents of `bytes` by the encoded `values`, which are at `range` of their
     /// vector.
     pub(crate) fn encode(self, range: &Range<usize>, values: &[f32], bytes: &mut Vec<u8>) {
@@ -92,6 +97,13 @@ impl Codec {
         }
         for ((to, own), bytes) in exact.iter_mut().zip(own_exact).zip(long.as_chunks::<4>().0) {
             *to = own + f32::from_le_bytes(*bytes);
+        }
+    }
+
+    /// Adds `own` to encoded values that are not rounded.
+    pub(crate) fn add_to_exact(bytes: &mut [u8], own: &[f32]) {
+        for (sum, own) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(own) {
+            *sum = (own + f32::from_le_bytes(*sum)).to_le_bytes();
         }
     }
 

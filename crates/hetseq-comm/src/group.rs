@@ -3,6 +3,7 @@
 //! Checks arguments and delegates: joining to `rendezvous/`, collectives to `reduce/`, waiting and
 //! failures to `mesh.rs`. The trainer owns one group and calls it from one thread.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::codec::WireFormat;
@@ -157,14 +158,14 @@ impl Group {
 
     /// This rank's contribution to the last sum; see [`Group::take_contribution`].
     pub fn contribution(&self) -> Option<&[f32]> {
-        self.buffers.own.as_deref()
+        self.buffers.own.as_ref().map(|own| own.as_slice())
     }
 
     /// Takes this rank's contribution to the last sum, if it has contributed: also to one that
     /// failed. It is kept until the next sum, which uses its memory. `None` for a single rank, whose
     /// contribution is the sum.
     pub fn take_contribution(&mut self) -> Option<Vec<f32>> {
-        self.buffers.own.take()
+        self.buffers.own.take().map(Arc::unwrap_or_clone)
     }
 
     /// Returns a handle that wakes this rank in [`Group::all_reduce`], from any thread.

@@ -41,6 +41,7 @@
 //! ```
 
 mod buffers;
+mod checksum;
 mod codec;
 mod connection;
 mod encryption;

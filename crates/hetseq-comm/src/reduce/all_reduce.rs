@@ -4,6 +4,7 @@
 //! Only the direct algorithm starts before this rank has contributed. The ring has nothing to add
 //! to before that: it waits, then exchanges the notes, then the values.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::codec::{Codec, WireFormat};
@@ -55,7 +56,7 @@ pub(crate) fn all_reduce<E: From<CommError>>(
         let driven = mesh.drive(step, &mut awaiting);
         if mesh.world() > 1 && awaiting.own.ready.is_some() {
             // Also if a rank is lost before the sum has begun.
-            buffers.own = Some(awaiting.data.clone());
+            buffers.own = Some(Arc::new(std::mem::take(&mut awaiting.data)));
         }
         driven?;
         Ok((vec![awaiting.note], awaiting.data, awaiting.own.ready))
@@ -64,9 +65,13 @@ pub(crate) fn all_reduce<E: From<CommError>>(
         Fault::Own(error) => error,
         Fault::Group(error) => error.into(),
     })?;
-    if !is_direct {
+    if let Some(own) = buffers.own.clone().filter(|_| !is_direct) {
         notes = super::all_gather_bytes(mesh, &notes[0])?;
-        mesh.run(FrameKind::AllReduce, |mesh, step| mesh.drive(step, &mut Ring::new(mesh, &mut data, shards)))?;
+        buffers.sum.resize(shards.len(), 0.0);
+        mesh.run(FrameKind::AllReduce, |mesh, step| {
+            mesh.drive(step, &mut Ring::new(mesh, own, &mut buffers.sum, shards))
+        })?;
+        data = buffers.take_sum();
     }
     let (waited, took) =
         ready.map_or_else(Default::default, |ready| (mesh.time_asleep - ready.time_asleep, ready.at.elapsed()));

@@ -142,9 +142,10 @@ impl<'a, F> Direct<'a, F> {
     /// Queues the next piece for `peer`, if one is ready and there is room or `all` is set.
     fn queue(&mut self, mesh: &Mesh, step: CollectiveStep, peer: usize, all: bool) -> Result<bool, CommError> {
         let Peer { given, returned, notes_sent, .. } = self.peers[peer];
+        let Some(own) = &self.buffers.own else { return Ok(false) };
         let (to_give, notes) = (self.chunks[peer].count(), self.note.len());
         let can_send_note = self.has_returned(peer) && notes_sent < notes;
-        if !self.has_contributed() || given == to_give && returned == self.complete() && !can_send_note {
+        if given == to_give && returned == self.complete() && !can_send_note {
             return Ok(false);
         }
         if !mesh.has_room(step, peer)? && !all {
@@ -153,7 +154,7 @@ impl<'a, F> Direct<'a, F> {
         let (payload, last) = if given < to_give {
             self.peers[peer].given += 1;
             let range = self.chunks[peer].get(given);
-            (pieces::encode(mesh, self.codec, self.buffers.own(), &range), self.chunks[peer].is_last(given))
+            (pieces::contribution(mesh, self.codec, own, &range), self.chunks[peer].is_last(given))
         } else if returned < self.complete() {
             self.peers[peer].returned += 1;
             (self.result(mesh, returned), self.chunks[self.rank].is_last(returned))
@@ -302,7 +303,7 @@ where
         let NewParts { data, note } = self.own.poll(mesh)?;
         moved |= data.is_some() || note.is_some();
         if let Some(data) = data {
-            self.buffers.own = Some(data);
+            self.buffers.own = Some(Arc::new(data));
         }
         if let Some(note) = note {
             self.set_note(note);

@@ -23,6 +23,12 @@ pub(super) fn encode(mesh: &Mesh, codec: Codec, data: &[f32], range: &Range<usiz
     Payload::pooled(bytes, &mesh.pool)
 }
 
+/// Returns the values of `range` of this rank's contribution as the payload of a frame, without a
+/// copy if the wire format allows it.
+pub(super) fn contribution(mesh: &Mesh, codec: Codec, own: &Arc<Vec<f32>>, range: &Range<usize>) -> Arc<Payload> {
+    if codec.sends_memory(range) { Payload::values(own, range.clone()) } else { encode(mesh, codec, own, range) }
+}
+
 /// Returns the next frame from `peer`, if it has arrived; it must be piece `index` of `chunks`.
 pub(super) fn receive(
     mesh: &Mesh,

@@ -2,11 +2,12 @@
 //! `Group`, which lends it to `all_reduce.rs`.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 #[derive(Default)]
 pub(crate) struct SumBuffers {
-    /// This rank's values of the last sum, also of one that failed.
-    pub(crate) own: Option<Vec<f32>>,
+    /// This rank's values of the last sum, also of one that failed. Frames on their way share them.
+    pub(crate) own: Option<Arc<Vec<f32>>>,
     /// The result, while a sum is under way; before that, memory for it.
     pub(super) sum: Vec<f32>,
 }
@@ -14,18 +15,14 @@ pub(crate) struct SumBuffers {
 impl SumBuffers {
     /// Before the next sum: the old contribution is memory for its result.
     pub(super) fn recycle(&mut self) {
-        if let Some(own) = self.own.take() {
+        if let Some(own) = self.own.take().and_then(Arc::into_inner) {
             self.sum = own;
         }
     }
 
-    pub(super) fn own(&self) -> &[f32] {
-        self.own.as_deref().unwrap_or_default()
-    }
-
     /// A range of the contribution, and of the sum.
     pub(super) fn both(&mut self, range: &Range<usize>) -> (&[f32], &mut [f32]) {
-        let own = self.own.as_deref().unwrap_or_default();
+        let own = self.own.as_ref().map_or(&[][..], |own| own);
         (&own[range.clone()], &mut self.sum[range.clone()])
     }
 

@@ -121,6 +121,7 @@ pub(crate) fn join(
     let silence = timing.give_up_after(options.silence);
     for connection in connections.iter().flatten() {
         socket::set_user_timeout(&connection.socket, options.progress.max(silence));
+        socket::avoid_pacing_on_one_machine(&connection.socket);
     }
     let mesh = stream::mesh(rank, generation, names, connections, timing, options)?;
     tracing::info!("rank {rank} of {world}: all ranks are connected");

@@ -26,8 +26,8 @@ use crate::transport::{LinkEnd, Received};
 use super::SharedLink;
 use outgoing_frame::OutgoingFrame;
 
-/// Up to this size, copying a payload behind its header is cheaper than a second packet.
-const SMALL_BYTES: usize = 16 << 10;
+/// A link has room for the next frame while fewer bytes than this are queued.
+const ROOM_BYTES: usize = 16 << 10;
 /// The number of frames to write to one link before the next link has its turn, when a sum has
 /// queued many.
 const MAX_FRAMES_PER_WRITE: usize = 8;
@@ -100,7 +100,7 @@ impl StreamLink {
     /// one has left, from data that is then in the cache. There is no room for a peer that takes
     /// nothing more; its end says why.
     pub(super) fn has_room(&self) -> bool {
-        !self.send_closed && self.queued_bytes() < SMALL_BYTES
+        !self.send_closed && self.queued_bytes() < ROOM_BYTES
     }
 
     /// Computed on demand: there are few frames, unless a sum has queued many for a slow link.
@@ -121,15 +121,9 @@ impl StreamLink {
         if self.send_closed {
             return;
         }
-        let mut head = frame.header(self.accept.generation).to_vec();
-        // A small frame is sent as one packet.
-        let small = frame.payload.len() <= SMALL_BYTES;
-        if small {
-            head.extend_from_slice(&frame.payload);
-        }
-        let body = (!small).then(|| frame.payload.clone());
+        let head = frame.header(self.accept.generation).to_vec();
         let is_kept = frame.kind == FrameKind::Regroup;
-        self.queue.push_back(OutgoingFrame::new(head, body, is_kept));
+        self.queue.push_back(OutgoingFrame::new(head, Some(frame.payload.clone()), is_kept));
         self.write();
     }
 
@@ -142,11 +136,11 @@ impl StreamLink {
                 self.fail_send(&error);
                 return true;
             }
-            match socket::write(&self.socket, frame.rest()) {
+            match socket::write(&self.socket, &frame.rest()) {
                 Ok(count) => {
                     frame.advance(count);
                     moved = true;
-                    if frame.rest().is_empty() {
+                    if frame.unwritten_bytes() == 0 {
                         written += 1;
                         self.queue.pop_front();
                     }

@@ -1,5 +1,6 @@
 //! A frame in the send queue of a link, encrypted when its turn comes. Used by `link/mod.rs`.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::buffers::Payload;
@@ -21,13 +22,11 @@ impl OutgoingFrame {
         OutgoingFrame { head, body, written: 0, is_encrypted: false, is_kept }
     }
 
-    /// Returns the next bytes to write.
-    pub(super) fn rest(&self) -> &[u8] {
-        match (&self.body, self.written.checked_sub(self.head.len())) {
-            (_, None) => &self.head[self.written..],
-            (Some(body), Some(at)) => &body[at..],
-            (None, Some(_)) => &[],
-        }
+    /// Returns the bytes to write next: what is left of head and body, for one packet.
+    pub(super) fn rest(&self) -> [IoSlice<'_>; 2] {
+        let head = self.written.min(self.head.len());
+        let body = self.body.as_ref().map_or(&[][..], |body| &body[self.written - head..]);
+        [IoSlice::new(&self.head[head..]), IoSlice::new(body)]
     }
 
     /// Counts bytes of [`OutgoingFrame::rest`] as written.
