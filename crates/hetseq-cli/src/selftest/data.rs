@@ -10,7 +10,7 @@ use hetseq_data::prep::PrepOutcome;
 use hetseq_data::prep::bert::{PrepFormat, PrepSettings, VocabularySource};
 use hetseq_data::prep::translate::{SubwordModel, SubwordSource, TranslateSettings};
 use hetseq_data::prep::{bert, translate};
-use hetseq_data::source::text::SentenceStyle;
+use hetseq_data::source::text::{DEFAULT_FIELD, SentenceStyle};
 use hetseq_random::Key;
 use hetseq_train::ConfigSource;
 
@@ -120,6 +120,7 @@ fn prepare(dir: &Path) -> anyhow::Result<()> {
         valid_fraction: 0.0,
         output: dir.join("pretrain"),
         vocabulary: VocabularySource::Vocabulary { path: dir.join("vocab.txt"), cased: false },
+        field: DEFAULT_FIELD.to_owned(),
         sentences: Some(SentenceStyle::Lines),
         format: PrepFormat::Compact,
         shard_mib: None,

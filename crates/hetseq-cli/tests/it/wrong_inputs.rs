@@ -50,6 +50,7 @@ impl Messages {
     }
 
     fn redacted(&self, text: &str) -> String {
+        let text: String = text.lines().map(|line| without_time(line).to_owned() + "\n").collect();
         text.replace(&digits().display().to_string(), "DIGITS").replace(&self.dir.path().display().to_string(), "DIR")
     }
 
@@ -65,8 +66,8 @@ impl Messages {
     fn warned(&mut self, title: &str, job: &Job) {
         let ended = job.clone().set("batch.probe_s", 0).run().remove(0);
         assert_eq!(ended.code(), Some(0), "{ended:#?}");
-        let is_warning = |line: &&str| line.trim_start().starts_with("WARN") || line.contains("warning:");
-        let lines: Vec<&str> = ended.stderr.lines().filter(is_warning).collect();
+        let is_warning = |line: &&str| line.contains("warning:");
+        let lines: Vec<&str> = ended.stderr.lines().map(without_time).filter(is_warning).collect();
         let mut stderr = masked(&lines.join("\n"), self.dir.path()) + "\n";
         // How far a loss rises depends on the machine.
         if let Some((before, after)) = stderr.split_once("risen from ") {
@@ -80,6 +81,14 @@ impl Messages {
         let code = ended.code().map_or_else(|| "a signal".to_owned(), |code| code.to_string());
         let stderr = self.redacted(&ended.stderr);
         self.text.push_str(&format!("## {title} (exit code {code})\n{stderr}"));
+    }
+}
+
+/// A log line without the time at its beginning.
+fn without_time(line: &str) -> &str {
+    match line.split_once("Z ") {
+        Some((time, rest)) if time.len() == 19 && time.starts_with("20") => rest,
+        _ => line,
     }
 }
 
