@@ -171,8 +171,11 @@ pub(super) fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> 
 
 /// From 0 to 1. A name of which the wrong one is the beginning or a word is similar.
 fn similarity(wrong: &str, name: &str) -> f64 {
-    let (wrong, name, words) = (plain(wrong), plain(name), name.to_lowercase());
-    let edited = strsim::normalized_damerau_levenshtein(&wrong, &name);
+    let (typed, words) = (wrong.to_lowercase(), name.to_lowercase());
+    let (wrong, name) = (plain(wrong), plain(name));
+    // Signs between words count half: `hots` is rather `host` than `host_s`.
+    let edited = |a: &str, b: &str| strsim::normalized_damerau_levenshtein(a, b);
+    let edited = if wrong == name { 1.0 } else { (edited(&wrong, &name) + edited(&typed, &words)) / 2.0 };
     let part = if wrong.len() >= 3 && name.starts_with(&wrong) {
         0.8
     } else if wrong.len() >= 3 && words.split(['-', '_']).any(|word| word == wrong) {

@@ -8,7 +8,7 @@ use fs_err as fs;
 use hetseq_data::GlobalBatch;
 use hetseq_metrics::thousands;
 
-use crate::checkpoint::{Checkpoints, STATE, free_bytes, size_bytes, stored_shapes};
+use crate::checkpoint::{CheckpointPart, Checkpoints, STATE, free_bytes, size_bytes, stored_shapes, verify};
 use crate::config::RunConfig;
 use crate::error::TrainError;
 use crate::run::{RunOptions, run_dir};
@@ -47,9 +47,15 @@ pub(crate) fn early_checks(
     Ok(Some(lock))
 }
 
-/// Whether the newest checkpoint is of the same task, data and model. One that cannot be read is
-/// left to the start, which may find an earlier one.
+/// Whether the newest checkpoint is of the same task, data and model. One that is damaged is left to
+/// the start, which says so and may find an earlier one.
 fn check_resume(session: &Session, path: &Path, config: &RunConfig, options: &RunOptions) -> Result<(), TrainError> {
+    let compared = compare(session, path, config, options);
+    // It takes a while to read all of it, so only to not blame the config for damage.
+    if compared.is_err() && verify(path, CheckpointPart::All).is_err() { Ok(()) } else { compared }
+}
+
+fn compare(session: &Session, path: &Path, config: &RunConfig, options: &RunOptions) -> Result<(), TrainError> {
     let Ok(bytes) = fs::read(path.join(STATE)) else { return Ok(()) };
     let Ok(state) = serde_json::from_slice::<State>(&bytes) else { return Ok(()) };
     let refused = |reason: String| TrainError::Config(format!("cannot resume from {}: {reason}", path.display()));

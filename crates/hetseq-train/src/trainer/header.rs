@@ -293,8 +293,8 @@ mod tests {
     fn a_rank_with_other_parameters_is_named() {
         let mut second = header(3, 3);
         second.checksum = Some(9);
-        let conflict = merge_headers(&[header(3, 3), second], 6).unwrap_err();
-        assert_eq!((conflict.what, &*conflict.odd_ranks), ("the parameters", &[][..]), "no majority");
+        let conflict = merge_headers(&[header(3, 3), second.clone()], 6).unwrap_err();
+        assert_eq!((conflict.what, &*conflict.odd_ranks), ("the parameters", &[][..] as &[usize]), "no majority");
         assert!(conflict.detail.contains("rank 1"));
         second.checksum = Some(7);
         let third = UpdateHeader { checksum: Some(7), ..header(0, 0) };
