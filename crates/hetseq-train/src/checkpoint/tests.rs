@@ -25,6 +25,7 @@ fn state(update: u64, best: Option<u64>) -> State {
         optimizer: "adam".to_owned(),
         scalars: BTreeMap::from([("beta1_power".to_owned(), 0.1f64.powi(7) / 3.0)]),
         plan: PlanKeys { seed: 1, global: "8".to_owned(), curriculum_epochs: 0, data: String::new() },
+        data: None,
         best: best.map(|update| Best { metric: "loss".to_owned(), value: 0.1, update, since: 0 }),
         record: None,
         loss_scale: Default::default(),
