@@ -40,6 +40,9 @@ fn the_config_of_the_initial_weights_applies_unless_another_is_set() {
 fn the_model_must_be_defined_once() {
     assert!(refusal("").contains("define the model: task.model"));
     assert!(refusal("model = \"tiny\"\nconfig = \"x.json\"").contains("both define the model"));
-    assert!(refusal("init = \"nowhere\"").contains("there is no config.json in task.init = nowhere"));
+    assert!(refusal("init = \"nowhere\"").contains("hf download nowhere --local-dir nowhere"));
+    let dir = tempfile::tempdir().unwrap();
+    let empty = format!("init = \"{}\"", dir.path().display());
+    assert!(refusal(&empty).contains(&format!("there is no config.json in task.init = {}", dir.path().display())));
     assert!(refusal("model = \"tiny\"\ndropout = 1.0").contains("task.dropout = 1"));
 }
