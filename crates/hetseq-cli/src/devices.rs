@@ -123,8 +123,12 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String, String> {
     if status.success() {
         return Ok(out);
     }
-    let last = err.lines().rev().find_map(|line| line.strip_prefix("error: "));
-    Err(last.map_or_else(|| format!("the process that tested it crashed ({status})"), str::to_owned))
+    if let Some(reason) = err.lines().rev().find_map(|line| line.strip_prefix("error: ")) {
+        return Err(reason.to_owned());
+    }
+    let last = err.lines().rev().find(|line| !line.trim().is_empty());
+    let last = last.map_or_else(String::new, |line| format!(": {}", line.trim()));
+    Err(format!("the process that tested it ended with {status}{last}"))
 }
 
 fn read_in_thread(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {

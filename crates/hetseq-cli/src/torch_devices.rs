@@ -36,6 +36,8 @@ impl TorchDevices {
         });
         let found = found.map_err(|reason| {
             let program = python.unwrap_or("python3");
+            let is_missing = reason.contains("No module named 'hetseq'") || reason.contains("No module named hetseq");
+            let reason = if is_missing { "it has no package `hetseq`".to_owned() } else { reason };
             format!("not found by `{program}`: {reason}; for PyTorch models, see docs/pytorch.md")
         });
         TorchDevices(found)
