@@ -207,7 +207,8 @@ pub(crate) fn set_user_timeout(socket: &Socket, limit: Duration) {
 }
 
 /// Turns off pacing between ranks of one machine: there is no network to congest, and the timers of a
-/// congestion control that paces packets, such as BBR, cost a sum of 440 MB a third of its time.
+/// congestion control that paces packets, such as BBR, cost time: a sum of 440 MB between 2 ranks took
+/// 1.3 times as long, 25 MB between 4 ranks 1.2 times (medians of 3 runs on a busy machine).
 /// `reno` is part of every Linux and needs no privilege. Other systems are left unchanged.
 pub(crate) fn avoid_pacing_on_one_machine(socket: &Socket) {
     #[cfg(target_os = "linux")]
