@@ -136,7 +136,10 @@ fn without_a_quorum_the_rest_stops() {
     assert_eq!(outcomes.len(), 2);
     for outcome in outcomes {
         let Outcome::Stopped(reason) = outcome else { panic!("{outcome:?}") };
-        assert!(reason.contains("2 of 4, which is no majority"), "{reason}");
+        // The other one may have stopped before this one has counted.
+        let is_expected =
+            ["1 of 4", "2 of 4"].iter().any(|left| reason.contains(&format!("{left}, which is no majority")));
+        assert!(is_expected, "{reason}");
     }
     // Half of the ranks, with the lead.
     assert_continued(&survivors(4, &[1, 3], &rules(), drop), &[0, 2]);
