@@ -380,7 +380,7 @@ mod with_mounts {
         let dir = RunDir::new();
         // Only the run directory is on the small disk; checkpoints are elsewhere.
         let (run, elsewhere) = (dir.path().join("run"), dir.path().join("elsewhere"));
-        let _disk = Mount::new(&run, 64);
+        let _disk = Mount::new(&run, 192);
         fs::create_dir_all(&elsewhere).unwrap();
         fs_err::os::unix::fs::symlink(&elsewhere, run.join("checkpoints")).unwrap();
         let text = || fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
@@ -388,7 +388,7 @@ mod with_mounts {
         let mut cluster = job.start();
         cluster.wait_until("an update", || text().contains("\"update\":2,"));
         // Fails, since it fills the disk.
-        _ = fs::write(run.join("ballast"), vec![0; 100_000]);
+        _ = fs::write(run.join("ballast"), vec![0; 300_000]);
         cluster.wait_for_message("The run continues, but events are missing from metrics.jsonl");
         fs::remove_file(run.join("ballast")).unwrap();
         let ended = cluster.wait(SOON).remove(0);

@@ -40,7 +40,9 @@ pub(crate) fn early_checks(
     }
     let slots = optimizer.state().into_iter().map(|(_, values)| values.len());
     let needed = size_bytes(session.layout.len(), slots);
-    let warnings = [small_disk(&dir, needed), large_batch(session, config), no_updates(config)];
+    // A link to another disk may be there already; in a new run, neither exists.
+    let disk = if store.dir().exists() { store.dir() } else { &dir };
+    let warnings = [small_disk(disk, needed), large_batch(session, config), no_updates(config)];
     for warning in warnings.into_iter().flatten() {
         tracing::warn!("{warning}");
     }
