@@ -23,6 +23,7 @@ mod output;
 mod plan;
 mod predict;
 mod prep;
+mod process_exit;
 mod profile;
 mod renamed;
 mod report;
@@ -71,7 +72,7 @@ pub fn main(tasks: Tasks) -> ExitCode {
         }
     });
     output::flush();
-    code
+    process_exit::end(code)
 }
 
 fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
