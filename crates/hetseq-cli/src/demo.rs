@@ -141,8 +141,8 @@ fn report(dir: &Path, world: usize) -> anyhow::Result<()> {
         // There is nothing to split.
         1 => format!("\nan update takes {measured_ms:.0} ms"),
         _ if gain < 1.02 => format!(
-            "\nan update takes {even_ms:.0} ms split evenly and {measured_ms:.0} ms split by measured speed: no gain, the \
-             workers were about equally fast"
+            "\nan update takes {even_ms:.0} ms split evenly and {measured_ms:.0} ms split by measured speed: no gain, \
+             because other programs used this machine or the workers were about equally fast"
         ),
         _ => format!(
             "\nan update takes {even_ms:.0} ms split evenly and {measured_ms:.0} ms split by measured speed: {gain:.2} \

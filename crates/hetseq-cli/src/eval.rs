@@ -21,11 +21,12 @@ pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
             object["checkpoint"] = path.display().to_string().into();
             print_line(&object.to_string());
         } else {
-            print_line(&format!("checkpoint  {}", path.display()));
-            print_line(&format!("samples     {}", evaluation.samples));
-            print_line(&format!("loss        {:.6}", evaluation.loss));
+            let width = evaluation.metrics.keys().map(String::len).fold("checkpoint".len(), usize::max);
+            print_line(&format!("{:<width$}  {}", "checkpoint", path.display()));
+            print_line(&format!("{:<width$}  {}", "samples", evaluation.samples));
+            print_line(&format!("{:<width$}  {:.6}", "loss", evaluation.loss));
             for (name, value) in &evaluation.metrics {
-                print_line(&format!("{name:<11} {value:.6}"));
+                print_line(&format!("{name:<width$}  {value:.6}"));
             }
         }
     }

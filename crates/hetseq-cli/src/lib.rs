@@ -12,6 +12,7 @@ mod demo;
 mod devices;
 #[cfg(test)]
 mod documented_commands;
+mod environment;
 mod eval;
 mod export;
 mod generate;
@@ -48,6 +49,7 @@ use args::{Command, Hetseq};
 /// Parses the command line and runs the subcommand.
 pub fn main(tasks: Tasks) -> ExitCode {
     allocator::keep_freed_memory();
+    environment::silence_mesa();
     let args = match Hetseq::try_parse_from(std::env::args_os().map(args::with_home)) {
         Ok(args) => args,
         Err(error) => {

@@ -183,7 +183,7 @@ pub enum CommError {
     #[error("no free port in {first}-{last} for connections between ranks. Widen comm.ports")]
     NoFreePort { first: u16, last: u16 },
 
-    #[error("cannot listen on {address}: {reason}")]
+    #[error("cannot listen on {address}: {reason}{}", listen_advice(reason))]
     Listen { address: String, reason: std::io::Error },
 
     #[error(
@@ -242,6 +242,16 @@ fn missing_text(rejections: &Rejections) -> String {
     }
     let differences = rejections.differences.join("\n  ");
     format!("Rank 0 refused processes that differ from it:\n  {differences}\n{SAME_ON_ALL}, then start all ranks again")
+}
+
+/// What to do about a port that cannot be opened.
+fn listen_advice(reason: &std::io::Error) -> &'static str {
+    match reason.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            ". Ports below 1024 need privileges: choose a higher one (tcp://host:PORT or MASTER_PORT) on all ranks"
+        }
+        _ => "",
+    }
 }
 
 fn rejected_text(rejections: &Rejections) -> String {

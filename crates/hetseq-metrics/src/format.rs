@@ -15,6 +15,11 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
+/// Formats a number of things: `1 shard`, `8,412 shards`.
+pub fn count(n: u64, noun: &str) -> String {
+    format!("{} {noun}{}", thousands(n), if n == 1 { "" } else { "s" })
+}
+
 /// Formats seconds as `0.42 s`, `7.3 s`, `3 min 20 s`, `2 h 05 min`.
 pub fn duration(seconds: f64) -> String {
     match seconds {

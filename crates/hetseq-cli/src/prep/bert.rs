@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use hetseq_data::prep::bert::{Hdf5Settings, PrepFormat, PrepSettings, VocabularySource, prepare};
 use hetseq_data::source::corpus::TextCounts;
 use hetseq_data::source::text::SentenceStyle;
-use hetseq_metrics::thousands;
+use hetseq_metrics::{count, thousands};
 use serde_json::json;
 
 use super::progress::{Prepared, with_progress};
@@ -71,10 +71,10 @@ fn summary(settings: &PrepSettings, prepared: &Prepared<TextCounts>) -> Vec<Stri
     for (name, counts) in [("train", manifest.train), ("valid", manifest.valid)] {
         if counts != TextCounts::default() {
             lines.push(format!(
-                "{name}: {} documents, {} sentences, {} tokens, {:.2} % unknown",
-                thousands(counts.documents),
-                thousands(counts.sentences),
-                thousands(counts.tokens),
+                "{name}: {}, {}, {}, {:.2} % unknown",
+                count(counts.documents, "document"),
+                count(counts.sentences, "sentence"),
+                count(counts.tokens, "token"),
                 100.0 * unknown_share(&counts)
             ));
         }
@@ -84,10 +84,10 @@ fn summary(settings: &PrepSettings, prepared: &Prepared<TextCounts>) -> Vec<Stri
     }
     let bytes = prepared.bytes();
     lines.push(format!(
-        "{}: {} tokens in the vocabulary, {} shards, {:.1} MB{}",
+        "{}: {} tokens in the vocabulary, {}, {:.1} MB{}",
         settings.output.display(),
         thousands(manifest.vocabulary as u64),
-        thousands(manifest.shards.len() as u64),
+        count(manifest.shards.len() as u64, "shard"),
         bytes as f64 / 1e6,
         prepared.took()
     ));

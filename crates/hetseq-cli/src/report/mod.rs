@@ -25,7 +25,7 @@ use crate::output::{eprint_line, print_line};
   hetseq report runs/mnist
   hetseq report runs/mnist --json | jq .spent")]
 pub(crate) struct ReportArgs {
-    /// Run directory, or its metrics.jsonl
+    /// Run directory, its metrics.jsonl, or the TOML file of the run
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Print one JSON object
@@ -34,9 +34,14 @@ pub(crate) struct ReportArgs {
 }
 
 pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
-    let path = if args.run.is_dir() { args.run.join("metrics.jsonl") } else { args.run.clone() };
+    let run = run_of_config(&args.run).unwrap_or_else(|| args.run.clone());
+    let path = if run.is_dir() { run.join("metrics.jsonl") } else { run.clone() };
     if !path.is_file() {
-        return Err(UsageError(not_found(&args.run)).into());
+        let mut message = not_found(&run);
+        if run != args.run {
+            message = format!("the run of {} has not begun: {message}", args.run.display());
+        }
+        return Err(UsageError(message).into());
     }
     let mut unreadable = 0u64;
     let report = {
@@ -81,6 +86,16 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The run directory that a config names, if the argument is a config.
+fn run_of_config(path: &Path) -> Option<PathBuf> {
+    if path.extension()? != "toml" {
+        return None;
+    }
+    let config: toml::Table = fs_err::read_to_string(path).ok()?.parse().ok()?;
+    let dir = config.get("run").and_then(|run| run.get("dir")?.as_str()).map(hetseq_fs::expand_home);
+    Some(dir.map_or_else(|| Path::new("runs").join(path.file_stem().unwrap_or_default()), PathBuf::from))
+}
+
 /// Settings from the config next to the metrics, if there is one. They only affect the advice.
 fn settings(metrics: &Path) -> Settings {
     let text = fs_err::read_to_string(metrics.with_file_name("config.toml")).unwrap_or_default();
@@ -111,6 +126,6 @@ fn not_found(run: &Path) -> String {
     let nearest = runs.map(|path| (similarity(&path), path)).max_by(|a, b| a.0.total_cmp(&b.0));
     match nearest.filter(|(similarity, _)| *similarity >= 0.4) {
         Some((_, path)) => format!("there is no run at {}; did you mean {}?", run.display(), path.display()),
-        None => format!("there is no run at {}; pass a run directory, such as runs/mnist", run.display()),
+        None => format!("there is no run at {}; pass the directory of one", run.display()),
     }
 }

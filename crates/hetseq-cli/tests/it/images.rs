@@ -121,7 +121,7 @@ fn the_summary_shows_how_long_updates_waited_for_data() {
     let dir = RunDir::new();
     let ended = train(&dir, drawn(), 3).run().remove(0);
     assert_eq!(ended.code(), Some(0), "{ended:#?}");
-    assert!(ended.stderr.contains("data wait        "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("data wait   "), "{}", ended.stderr);
     let mut waits = 0.0;
     for event in dir.events() {
         match event {
@@ -174,7 +174,7 @@ fn damaged_files_are_reported_once_and_skipped() {
             assert_eq!(warning.contains("(rank "), ranks > 1, "{warning}");
             assert_eq!(ended[0].stderr.matches(warning).count(), 1, "{}", ended[0].stderr);
         }
-        assert!(ended[0].stderr.contains("skipped          2 samples that could not be read"), "{}", ended[0].stderr);
+        assert!(ended[0].stderr.contains("skipped     2 samples that could not be read"), "{}", ended[0].stderr);
         match dir.events().pop() {
             Some(Event::End { skipped, .. }) => assert_eq!(skipped, 2),
             other => panic!("the last event is {other:?}"),

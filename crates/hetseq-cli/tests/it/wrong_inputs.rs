@@ -120,6 +120,111 @@ fn configs() {
     assert_text("wrong configs", &seen.text);
 }
 
+/// What people write who are new to TOML.
+#[test]
+fn toml() {
+    let mut seen = Messages::new();
+    let config = fs::read_to_string(seen.path("configs/mnist.toml")).unwrap();
+    for (title, old, new) in [
+        ("a quote is missing", "task = \"images\"", "task = \"images"),
+        ("typographic quotes", "task = \"images\"", "task = “images”"),
+        ("a path of Windows", "dir = \"runs/mnist\"", "dir = \"C:\\runs\\mnist\""),
+        ("a key twice", "seed = 1", "seed = 1\nseed = 2"),
+        ("a section twice", "[optim]", "[run]"),
+        ("a colon instead of =", "seed = 1", "seed: 1"),
+        ("a section as in YAML", "[optim]", "optim:"),
+        ("a truth value of Python", "seed = 1", "seed = True"),
+        ("no value", "seed = 1", "seed = None"),
+        ("a number without 0", "lr = 0.005", "lr = .005"),
+        ("a decimal comma", "lr = 0.005", "lr = 0,005"),
+        ("a bracket is missing", "clip_norm = 5.0", "betas = [0.9, 0.98"),
+    ] {
+        seen.write("wrong.toml", config.replace(old, new));
+        seen.refused(title, &seen.job("train wrong.toml"));
+    }
+    seen.write("wrong.toml", "{\"run\": {\"task\": \"images\"}}");
+    seen.refused("JSON", &seen.job("train wrong.toml"));
+    seen.write("wrong.toml", b"\xff\xfe[\0r\0");
+    seen.refused("UTF-16", &seen.job("train wrong.toml"));
+    seen.refused("a truth value of Python with --set", &seen.train().set("comm.encrypt", "True"));
+    seen.refused("a range with --set", &seen.train().set("comm.ports", "29500-29510"));
+    seen.refused("--set without a value", &seen.train().arg("--set").arg("optim.lr"));
+    seen.refused("--set without a section", &seen.train().arg("--set").arg("lr=0.1"));
+    assert_text("wrong TOML", &seen.text);
+}
+
+/// Wrong ranks, addresses and secrets.
+#[test]
+fn ranks() {
+    let mut seen = Messages::new();
+    let rank = |variables: &[(&str, &str)]| {
+        variables.iter().fold(seen.train(), |job, (name, value)| job.env_on(0, name, value))
+    };
+    let address = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29999")];
+    let jobs = [
+        ("ranks that begin with 1", rank(&[("RANK", "2"), ("WORLD_SIZE", "2"), address[0], address[1]])),
+        ("a rank that is no number", rank(&[("RANK", "one"), ("WORLD_SIZE", "2"), address[0], address[1]])),
+        ("no ranks", rank(&[("RANK", "0"), ("WORLD_SIZE", "0"), address[0], address[1]])),
+        ("WORLD_SIZE alone", rank(&[("WORLD_SIZE", "2")])),
+        ("no port", rank(&[("RANK", "0"), ("WORLD_SIZE", "2"), address[0]])),
+        ("a port that is too large", rank(&[("RANK", "0"), ("WORLD_SIZE", "2"), address[0], ("MASTER_PORT", "70000")])),
+        ("an empty secret", rank(&[("HETSEQ_SECRET", "")])),
+    ];
+    for (title, job) in jobs {
+        seen.refused(title, &job);
+    }
+    for (title, flags) in [
+        ("an address without tcp://", "--distributed-init-method 127.0.0.1:29400 --distributed-world-size 2"),
+        ("an address without a port", "--distributed-init-method tcp://127.0.0.1 --distributed-world-size 2"),
+        ("a relative directory", "--distributed-init-method file://rendezvous --distributed-world-size 2"),
+        ("a directory without the number of ranks", "--distributed-init-method file:///tmp/rendezvous"),
+        ("a number of ranks without an address", "--distributed-world-size 2"),
+    ] {
+        let job = flags.split(' ').fold(seen.train(), Job::arg);
+        seen.refused(title, &job);
+    }
+    assert_text("wrong ranks", &seen.text);
+}
+
+/// Commands besides `train`, with paths that are not what they expect.
+#[test]
+fn paths() {
+    let mut seen = Messages::new();
+    fs::create_dir(seen.path("mnist")).unwrap();
+    for name in ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"] {
+        fs::copy(digits().join(name), seen.path("mnist").join(name)).unwrap();
+    }
+    seen.refused("digits over other images", &seen.job("prep digits --out mnist --train 20 --test 10"));
+    seen.refused("text that is not there", &seen.job("prep bert texts/*.txt --out text"));
+    seen.write("empty.txt", "");
+    let ended = seen.job("prep bert empty.txt --out text").run().remove(0);
+    let stderr = ended.stderr.lines().last().unwrap_or_default().to_owned() + "\n";
+    seen.add("empty text", &Ended { stderr, ..ended });
+    seen.refused("a report of a run that has not begun", &seen.job("report configs/mnist.toml"));
+    seen.refused("a checkpoint of a run that has not begun", &seen.job("eval configs/mnist.toml --set run.dir=none"));
+    seen.train().set("run.max_updates", 1).set("batch.probe_s", 0).set("valid.every", "never").succeed();
+    seen.refused("an export over other files", &seen.job("export run --out mnist"));
+    let predict = seen.job("predict run --input nowhere.png").run().remove(0);
+    seen.add("an image that is not there", &predict);
+    seen.write("one.txt", "1\n");
+    seen.write("two.txt", "1\n2\n");
+    seen.refused("texts of different length", &seen.job("score one.txt two.txt"));
+    assert_text("wrong paths", &seen.text);
+}
+
+/// `hetseq prep digits` a second time changes nothing; `report` takes a config, too.
+#[test]
+fn commands_may_be_repeated() {
+    let seen = Messages::new();
+    for _ in 0..2 {
+        seen.job("prep digits --out digits --train 20 --test 10").succeed();
+    }
+    let train = seen.job("train configs/mnist.toml --set run.max_updates=2").set("batch.probe_s", 0);
+    train.succeed();
+    let ended = seen.job("report configs/mnist.toml").run().remove(0);
+    assert_eq!(ended.code(), Some(0), "{ended:#?}");
+}
+
 /// Prepares a little text for BERT in `text`, and pairs of lines in `pairs`.
 fn prepare(seen: &Messages) {
     let lines: String = (0..400).map(|n| format!("the ship {} sailed {} miles .\n", n % 7, n % 11)).collect();

@@ -15,6 +15,7 @@ pub(crate) mod rank_match;
 mod reference;
 mod renamed;
 mod schema;
+mod syntax;
 mod validate;
 
 pub use every::Every;

@@ -202,10 +202,15 @@ pub fn suggest(path: &str, message: &str) -> String {
         let message = message.replace("missing field", "missing key or section");
         let integers = ["expected u64", "expected u32", "expected usize"].iter();
         let message = integers.fold(message, |message, rust| message.replace(rust, "expected an integer"));
-        return format!(
-            "{at}{}",
-            message.replace("expected f64", "expected a number").replace("expected f32", "expected a number")
-        );
+        let others = [
+            ("expected f64", "expected a number"),
+            ("expected f32", "expected a number"),
+            ("expected a boolean", "expected true or false, without quotes"),
+            ("expected an array of length 2", "expected two numbers in brackets, such as [1, 2]"),
+            ("expected a sequence", "expected a list in brackets"),
+        ];
+        let message = others.iter().fold(message, |message, (rust, plain)| message.replace(rust, plain));
+        return format!("{at}{message}");
     };
     let known: Vec<&str> = known.iter().copied().filter(|name| !renamed::is_old(name)).collect();
     match kind {

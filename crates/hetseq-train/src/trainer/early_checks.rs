@@ -46,6 +46,9 @@ pub(crate) fn early_checks(
     for warning in warnings.into_iter().flatten() {
         tracing::warn!("{warning}");
     }
+    if session.task.data.lengths(Split::Valid).samples() == 0 {
+        tracing::info!("there are no validation samples: only the loss on the training samples is shown");
+    }
     Ok(Some(lock))
 }
 

@@ -155,8 +155,7 @@ impl Reply {
             Reply::Stop => {
                 let again = if signal == SIGINT { format!(". {again}") } else { String::new() };
                 Some(format!(
-                    "{name}: stopping after the update in progress; a validation in progress is repeated by the resume. A \
-                     checkpoint is saved, and all ranks exit with code 75{again}"
+                    "{name}: stopping after this update; a checkpoint is saved, and all ranks exit with code 75{again}"
                 ))
             }
             Reply::Ignore => None,

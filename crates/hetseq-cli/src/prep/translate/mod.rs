@@ -8,7 +8,7 @@ use hetseq_data::TranslateTokenizer;
 use hetseq_data::prep::translate::{SubwordModel, SubwordSource, TranslateSettings, prepare};
 use hetseq_data::source::corpus::{CorpusManifest, CorpusSplit};
 use hetseq_data::source::parallel_corpus::{PairCounts, SideCounts};
-use hetseq_metrics::thousands;
+use hetseq_metrics::{count, thousands};
 use serde_json::json;
 
 use self::args::ModelArg;
@@ -114,13 +114,13 @@ fn conclusion(settings: &TranslateSettings, prepared: &Prepared<PairCounts>, tok
     let [source, target] =
         [tokenizer.source_vocabulary(), tokenizer.target_vocabulary()].map(|size| thousands(size as u64));
     format!(
-        "{}: {}, {} shards, {:.1} MB{}",
+        "{}: {}, {}, {:.1} MB{}",
         settings.output.display(),
         match tokenizer.is_joint() {
             true => format!("{target} tokens in the vocabulary of both sides"),
             false => format!("{source} and {target} tokens in the vocabularies"),
         },
-        thousands(prepared.manifest.shards.len() as u64),
+        count(prepared.manifest.shards.len() as u64, "shard"),
         prepared.bytes() as f64 / 1e6,
         prepared.took()
     )

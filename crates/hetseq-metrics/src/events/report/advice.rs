@@ -7,6 +7,8 @@ use super::{RankSummary, Report, Settings};
 const WORTHWHILE: f64 = 0.05;
 /// Predictions with a larger error are unreliable.
 const IMPRECISE: f64 = 0.15;
+/// The first updates take longer than others: a prediction is compared with at least so many.
+const MIN_UPDATES: usize = 5;
 
 /// Recommendations, the largest gain first; never empty.
 pub(super) fn advice(report: &Report, settings: Settings) -> Vec<String> {
@@ -24,7 +26,7 @@ pub(super) fn advice(report: &Report, settings: Settings) -> Vec<String> {
         advice.push(nothing_found(report));
     }
     let fit = report.prediction_of_last_plan.or(report.prediction);
-    if let Some(fit) = fit.filter(|fit| fit.error > IMPRECISE) {
+    if let Some(fit) = fit.filter(|fit| fit.error > IMPRECISE && fit.updates >= MIN_UPDATES) {
         advice.push(format!(
             "updates differ from their prediction by {} (median): check whether other programs use the machines or \
              the network, now or when they were measured",

@@ -201,6 +201,8 @@ fn a_bad_prediction_is_reported() {
     let lines: Vec<String> = (1..9).map(|at| update(at, 2.0, Some(1.0))).collect();
     let advice = report(&lines).advice;
     assert!(advice.last().unwrap().contains("differ from their prediction by 50 %"), "{advice:?}");
+    let advice = report(&lines[..4]).advice;
+    assert!(!advice.iter().any(|line| line.contains("prediction")), "{advice:?}");
 }
 
 /// All ranks are on one host, so that only their numbers tell them apart.

@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use super::status_line::{RunStatus, UpdateStatus, ValidationStatus};
-use super::summary::{RunSummary, count};
+use super::summary::RunSummary;
+use crate::format::count;
 use crate::{Change, Event, duration, thousands};
 
 /// A log has a line at least this often, also if updates are slow.
@@ -93,6 +94,8 @@ impl Console {
             Event::Start { .. } => {
                 _ = self.shown(event, now);
                 self.last_line = Some(now);
+                let name = self.follower.as_deref().unwrap_or_default();
+                return vec![format!("{name}: training; rank 0 shows the progress, and this rank a line a minute")];
             }
             Event::Update { .. } => {
                 _ = self.shown(event, now);

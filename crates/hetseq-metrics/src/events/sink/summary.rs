@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::format::rate;
+use crate::format::{count, rate};
 use crate::{WorkerReport, thousands};
 
 /// What the end of a run reports.
@@ -14,7 +14,7 @@ pub(super) struct RunSummary {
     pub(super) best_metric: String,
     pub(super) workers: Vec<WorkerReport>,
     /// Validations since the last checkpoint, by update: a checkpoint is complete some time after
-    /// its validation.
+    /// its validation. With the metric that decides.
     valids: Vec<(u64, String)>,
     last_valid: Option<String>,
     best_valid: Option<String>,
@@ -32,9 +32,11 @@ impl RunSummary {
 
     /// Takes a validation. Returns it as text.
     pub(super) fn note_valid(&mut self, update: u64, loss: f64, metrics: &BTreeMap<String, f64>) -> String {
-        let metrics: String = metrics.iter().map(|(name, value)| format!("  {name} {value:.4}")).collect();
-        let text = format!("update {}  loss {loss:.4}{metrics}", thousands(update));
-        self.valids.push((update, text.clone()));
+        let metric = |(name, value): (&String, &f64)| format!("  {name} {value:.4}");
+        let loss = format!("update {}  loss {loss:.4}", thousands(update));
+        let deciding = metrics.get_key_value(&self.best_metric).map(metric).unwrap_or_default();
+        self.valids.push((update, format!("{loss}{deciding}")));
+        let text = loss + &metrics.iter().map(metric).collect::<String>();
         self.last_valid = Some(text.clone());
         text
     }
@@ -54,22 +56,19 @@ impl RunSummary {
             lines.extend(worker_table(&self.workers));
         }
         let by = if self.best_metric.is_empty() { String::new() } else { format!("  (by {})", self.best_metric) };
-        lines.extend(self.last_valid.as_ref().map(|valid| format!("last valid       {valid}")));
-        lines.extend(self.best_valid.as_ref().map(|valid| format!("best valid       {valid}{by}")));
-        lines.extend(self.last_checkpoint.as_ref().map(|path| format!("last checkpoint  {path}")));
+        // The rows of usual runs fit into 80 columns.
+        lines.extend(self.last_valid.as_ref().map(|valid| format!("last valid  {valid}")));
+        lines.extend(self.best_valid.as_ref().map(|valid| format!("best valid  {valid}{by}")));
+        lines.extend(self.last_checkpoint.as_ref().map(|path| format!("checkpoint  {path}")));
         if self.seconds > 0.0 {
-            lines.push(format!("data wait        {:.1} % of the time", 100.0 * self.data_wait_s / self.seconds));
+            lines.push(format!("data wait   {:.1} % of the time", 100.0 * self.data_wait_s / self.seconds));
         }
         if skipped > 0 {
             let samples = count(skipped, "sample");
-            lines.push(format!("skipped          {samples} that could not be read (see the warnings)"));
+            lines.push(format!("skipped     {samples} that could not be read (see the warnings)"));
         }
         lines
     }
-}
-
-pub(super) fn count(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", thousands(n), if n == 1 { "" } else { "s" })
 }
 
 /// A table of each device's speed, share and idle time. Also printed by `hetseq demo`.
@@ -97,19 +96,19 @@ mod tests {
     #[test]
     fn the_end_names_the_best_metric_the_data_wait_and_skipped_samples() {
         let mut summary = RunSummary { best_metric: "accuracy".to_owned(), ..RunSummary::default() };
-        let metrics = |accuracy| BTreeMap::from([("accuracy".to_owned(), accuracy)]);
+        let metrics = |accuracy| BTreeMap::from([("accuracy".to_owned(), accuracy), ("top5".to_owned(), 1.0)]);
         for (update, accuracy) in [(10, 0.9), (20, 0.8)] {
             summary.note_update(2.0, 0.006);
             summary.note_valid(update, 0.5, &metrics(accuracy));
             summary.note_checkpoint(update, Path::new("run/checkpoints/step-20"), update == 10);
         }
         let lines = [
-            "last valid       update 20  loss 0.5000  accuracy 0.8000",
-            "best valid       update 10  loss 0.5000  accuracy 0.9000  (by accuracy)",
-            "last checkpoint  run/checkpoints/step-20",
-            "data wait        0.3 % of the time",
+            "last valid  update 20  loss 0.5000  accuracy 0.8000  top5 1.0000",
+            "best valid  update 10  loss 0.5000  accuracy 0.9000  (by accuracy)",
+            "checkpoint  run/checkpoints/step-20",
+            "data wait   0.3 % of the time",
         ];
         assert_eq!(summary.lines(0), lines);
-        assert_eq!(summary.lines(1)[4], "skipped          1 sample that could not be read (see the warnings)");
+        assert_eq!(summary.lines(1)[4], "skipped     1 sample that could not be read (see the warnings)");
     }
 }

@@ -200,8 +200,8 @@ impl Screen {
             return text;
         }
         let now = at.saturating_duration_since(self.shown_since);
-        // In the last column some terminals begin a new line.
-        let columns = width.saturating_sub(1);
+        // In the last column some terminals begin a new line, also behind the `^C` of Ctrl-C.
+        let columns = width.saturating_sub(3);
         let status = self.console.as_ref().map_or_else(String::new, |console| console.status(now, columns));
         if let Some((columns, _)) = self.drawn.take() {
             text.insert_str(0, &erase(columns, width));
@@ -270,6 +270,16 @@ mod tests {
         // The line of 37 columns now takes four rows of twelve.
         assert_eq!(text[4], "\r\x1b[3A\x1b[Jhello\n4/8");
         assert_eq!(text[5..], ["\r\x1b[J", "", ""]);
+    }
+
+    #[test]
+    fn the_echo_of_ctrl_c_stays_in_the_row_of_the_status_line() {
+        for width in 20..120 {
+            let console = Item::Show(Box::new(Console::new(Verbosity::Normal, None)));
+            let text = written(Screen::new(true), vec![(Some(console), width), (Some(lead()), width)]);
+            let status = text[1].lines().last().unwrap();
+            assert!(status.chars().count() + "^C".len() < width, "{width}: {status}");
+        }
     }
 
     #[test]

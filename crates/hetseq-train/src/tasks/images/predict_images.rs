@@ -212,6 +212,9 @@ impl FileInference for ImageClassifier {
 
 /// The images of a directory, or one image, or those that a text file lists, one path per line.
 fn images(input: &Path) -> Result<Vec<PathBuf>, TaskError> {
+    if !input.exists() {
+        return Err(format!("there is no file or directory {}; check the path of the images", input.display()).into());
+    }
     if input.is_dir() {
         return Ok(folder::images_in(input)?);
     }
