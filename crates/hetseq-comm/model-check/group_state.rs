@@ -20,6 +20,8 @@ pub(crate) enum Violation {
     NeedlessStop,
     /// Two members of a generation have applied different sums as the same update.
     TwoLineages,
+    /// A rank that leaves is a member of the next generation.
+    KeptLeaver,
     /// A generation resumes before a published update, or with another sum of it.
     LostPublished,
 }
@@ -35,6 +37,8 @@ pub(crate) enum Status {
 pub(crate) struct Node {
     pub(crate) status: Status,
     pub(crate) generation: usize,
+    /// It leaves generation 0.
+    pub(crate) leaves: bool,
     /// Absent while the rank trains.
     pub(crate) machine: Option<Regroup>,
     /// The proposal that is on its way to the run directory.
@@ -70,11 +74,19 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// A group in generation 0 in which `applied` ids have applied the update under way.
-    pub(crate) fn new(world: usize, arbiter: Arbiter, min_workers: usize, applied: &RankSet) -> GroupState {
+    /// A group in generation 0 in which `applied` ids have applied the update under way. All have
+    /// agreed that the ids `leaving` leave it.
+    pub(crate) fn new(
+        world: usize,
+        arbiter: Arbiter,
+        min_workers: usize,
+        applied: &RankSet,
+        leaving: &RankSet,
+    ) -> GroupState {
         let node = |id| Node {
             status: Status::Running,
             generation: 0,
+            leaves: leaving.contains(id),
             machine: None,
             asking: None,
             applied: if applied.contains(id) { vec![0] } else { Vec::new() },
@@ -147,6 +159,20 @@ impl GroupState {
         self.end_link(peer, at);
     }
 
+    /// Whether a leave was agreed on, and this rank has not begun with it.
+    pub(crate) fn can_begin(&self, id: usize) -> bool {
+        let node = &self.nodes[id];
+        node.generation == 0 && node.machine.is_none() && self.has_leave()
+    }
+
+    pub(crate) fn has_leave(&self) -> bool {
+        self.nodes.iter().any(|node| node.leaves)
+    }
+
+    pub(crate) fn begin(&mut self, id: usize) {
+        self.start(id, &RankSet::new());
+    }
+
     pub(crate) fn leave(&mut self, id: usize, status: Status) {
         let node = &mut self.nodes[id];
         node.status = status;
@@ -202,7 +228,8 @@ impl GroupState {
         let members = self.members(id);
         let rank = members.position(id).expect("a member of its generation");
         let (arbiter, min_workers) = (self.arbiter, self.min_workers);
-        let setup = RegroupSetup { rank, world: members.len(), arbiter, min_workers };
+        let leaves = self.nodes[id].leaves;
+        let setup = RegroupSetup { rank, world: members.len(), arbiter, min_workers, leaves };
         let (machine, outputs) = Regroup::start(setup, lost);
         self.nodes[id].machine = Some(machine);
         self.carry_out(id, outputs);
@@ -234,19 +261,22 @@ impl GroupState {
                 Output::AskDirectory { members, .. } => self.nodes[id].asking = Some(members),
                 Output::Install { members } => self.install(id, members.iter().map(|rank| ids[rank]).collect()),
                 Output::Stop(reason) => {
-                    self.check_stop(&reason);
+                    self.check_stop(id, &reason);
                     self.leave(id, Status::Stopped);
                 }
             }
         }
     }
 
-    fn check_stop(&mut self, reason: &StopReason) {
-        let alive = self.nodes.iter().filter(|node| node.status == Status::Running).count();
+    fn check_stop(&mut self, id: usize, reason: &StopReason) {
+        let is_running = |node: &&Node| node.status == Status::Running;
+        let alive = self.nodes.iter().filter(is_running).count();
+        let staying = self.nodes.iter().filter(is_running).filter(|node| !node.leaves).count();
+        let is_polite = self.nodes[id].leaves && matches!(reason, StopReason::Excluded { .. });
         let is_quorum = 2 * alive > self.world() || 2 * alive == self.world() && self.is_running(0);
         let is_enough = self.arbiter == Arbiter::Directory || is_quorum;
         let is_fault = matches!(reason, StopReason::DirectoryFailed(_));
-        if !self.has_cuts && is_enough && alive >= self.min_workers && !is_fault {
+        if !self.has_cuts && is_enough && staying >= self.min_workers && !is_fault && !is_polite {
             self.violation = Some(Violation::NeedlessStop);
         }
     }
@@ -256,6 +286,10 @@ impl GroupState {
         let old_ids = self.members(id).clone();
         let node = &mut self.nodes[id];
         node.generation += 1;
+        if node.leaves {
+            self.violation = Some(Violation::KeptLeaver);
+        }
+        let node = &mut self.nodes[id];
         node.asking = None;
         node.has_resumed = false;
         match self.generations.get(node.generation) {

@@ -61,10 +61,12 @@ enum Decision {
 }
 
 impl Mesh {
-    /// Agrees with the ranks that are left on a new membership, and continues with it.
-    pub(crate) fn regroup(&mut self, rules: &RegroupRules) -> Result<Regrouped, CommError> {
+    /// Agrees with the ranks that are left on a new membership, and continues with it. If this rank
+    /// `leaves`, the others continue without it, which is [`CommError::Excluded`].
+    pub(crate) fn regroup(&mut self, rules: &RegroupRules, leaves: bool) -> Result<Regrouped, CommError> {
         let arbiter = if rules.directory.is_some() { Arbiter::Directory } else { Arbiter::Quorum };
-        let setup = RegroupSetup { rank: self.rank, world: self.world(), arbiter, min_workers: rules.min_workers };
+        let (rank, world, min_workers) = (self.rank, self.world(), rules.min_workers);
+        let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves };
         self.transport.attend(true);
         // All ranks drop them, and they would delay the messages that follow.
         self.transport.cancel_queued();
