@@ -68,12 +68,12 @@ struct GroupModel(Limits);
 
 impl GroupModel {
     fn faults(&self, state: &GroupState, actions: &mut Vec<Action>) {
-        let running = || (0..self.0.world).filter(|&id| state.is_running(id));
-        actions.extend(running().map(Action::Crash));
-        let asking = running().filter(|&id| state.nodes[id].asking.is_some());
+        let present = || (0..self.0.world).filter(|&id| state.is_present(id));
+        actions.extend(present().map(Action::Crash));
+        let asking = present().filter(|&id| state.nodes[id].asking.is_some());
         actions.extend(asking.map(Action::FailDirectory));
-        for a in running() {
-            let peers = running().filter(|&b| a < b && state.is_connected(a, b));
+        for a in present() {
+            let peers = present().filter(|&b| a < b && state.is_connected(a, b));
             actions.extend(peers.map(|b| Action::Cut(a, b)));
         }
     }
@@ -130,7 +130,8 @@ impl Model for GroupModel {
         let arbiter = if self.0.directory { Arbiter::Directory } else { Arbiter::Quorum };
         let all = 1 << self.0.world;
         let subset = |bits: usize| -> RankSet { (0..self.0.world).filter(|id| bits >> id & 1 == 1).collect() };
-        let (applied, leaving) = (if self.0.updates { 0..all } else { 0..1 }, if self.0.leaves { 1..all - 1 } else { 0..1 });
+        let (applied, leaving) =
+            (if self.0.updates { 0..all } else { 0..1 }, if self.0.leaves { 1..all - 1 } else { 0..1 });
         let starts = applied.flat_map(|applied| leaving.clone().map(move |leaving| (applied, leaving)));
         let states = starts.map(|(applied, leaving)| {
             let (applied, leaving) = (subset(applied), subset(leaving));
@@ -189,11 +190,15 @@ impl Model for GroupModel {
             Property::always("a rank that leaves is left out", |_, state: &GroupState| {
                 state.violation != Some(Violation::KeptLeaver)
             }),
-            Property::always("without a fault, all but the leaving ranks continue", |model: &GroupModel, state: &GroupState| {
-                let continues = |node: &Node| node.leaves || (node.status == Status::Running && node.generation == 1);
-                let is_undisturbed = state.has_leave() && state.faults == model.0.faults && model.0.partition == 0;
-                !(is_undisturbed && model.is_terminal(state)) || state.nodes.iter().all(continues)
-            }),
+            Property::always(
+                "without a fault, all but the leaving ranks continue",
+                |model: &GroupModel, state: &GroupState| {
+                    let continues =
+                        |node: &Node| node.leaves || (node.status == Status::Running && node.generation == 1);
+                    let is_undisturbed = state.has_leave() && state.faults == model.0.faults && model.0.partition == 0;
+                    !(is_undisturbed && model.is_terminal(state)) || state.nodes.iter().all(continues)
+                },
+            ),
             Property::always("one lineage of updates", |_, state: &GroupState| {
                 state.violation != Some(Violation::TwoLineages)
             }),

@@ -31,6 +31,8 @@ pub(crate) enum Status {
     Running,
     Crashed,
     Stopped,
+    /// It has left by agreement, and keeps its links until the others close them.
+    Left,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -115,6 +117,11 @@ impl GroupState {
 
     pub(crate) fn is_running(&self, id: usize) -> bool {
         self.nodes[id].status == Status::Running
+    }
+
+    /// Whether a fault can change anything about it.
+    pub(crate) fn is_present(&self, id: usize) -> bool {
+        matches!(self.nodes[id].status, Status::Running | Status::Left)
     }
 
     pub(crate) fn members(&self, id: usize) -> &RankSet {
@@ -261,22 +268,26 @@ impl GroupState {
                 Output::AskDirectory { members, .. } => self.nodes[id].asking = Some(members),
                 Output::Install { members } => self.install(id, members.iter().map(|rank| ids[rank]).collect()),
                 Output::Stop(reason) => {
-                    self.check_stop(id, &reason);
-                    self.leave(id, Status::Stopped);
+                    let is_polite = self.nodes[id].leaves && matches!(reason, StopReason::Excluded { .. });
+                    if is_polite {
+                        let node = &mut self.nodes[id];
+                        (node.status, node.machine, node.asking) = (Status::Left, None, None);
+                    } else {
+                        self.check_stop(id, &reason);
+                        self.leave(id, Status::Stopped);
+                    }
                 }
             }
         }
     }
 
     fn check_stop(&mut self, id: usize, reason: &StopReason) {
-        let is_running = |node: &&Node| node.status == Status::Running;
-        let alive = self.nodes.iter().filter(is_running).count();
-        let staying = self.nodes.iter().filter(is_running).filter(|node| !node.leaves).count();
-        let is_polite = self.nodes[id].leaves && matches!(reason, StopReason::Excluded { .. });
+        let stays = |node: &&Node| node.status == Status::Running && !node.leaves;
+        let alive = self.nodes.iter().filter(stays).count();
         let is_quorum = 2 * alive > self.world() || 2 * alive == self.world() && self.is_running(0);
         let is_enough = self.arbiter == Arbiter::Directory || is_quorum;
         let is_fault = matches!(reason, StopReason::DirectoryFailed(_));
-        if !self.has_cuts && is_enough && staying >= self.min_workers && !is_fault && !is_polite {
+        if !self.has_cuts && is_enough && alive >= self.min_workers && !is_fault && !self.nodes[id].leaves {
             self.violation = Some(Violation::NeedlessStop);
         }
     }

@@ -21,6 +21,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 const MINORITY_PAUSE: Duration = Duration::from_secs(3);
 /// How long a rank that stops waits for its last messages to leave.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a rank that has left waits until the others know it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of frames of the failed collective to drop before the next peer has its turn.
 const MAX_DROPPED_FRAMES: usize = 64;
 
@@ -91,6 +93,9 @@ impl Mesh {
                 Ok(Regrouped { survivors, lost, regroups })
             }
             Decision::Stop(reason) => {
+                if setup.leaves && matches!(reason, StopReason::Excluded { .. }) {
+                    self.wait_for_the_others();
+                }
                 self.stop_without_the_others();
                 Err(stopped(reason, setup.world, &lost, rules))
             }
@@ -237,6 +242,22 @@ impl Mesh {
             }
         };
         self.peers().filter(|&peer| is_lost(peer)).map(lost).collect()
+    }
+
+    /// After a leave by agreement: waits until the others have closed their links to this rank, which
+    /// they do when they have the decision. If this rank closed its links with messages unread, the
+    /// system would drop what it has not sent yet, and a member could miss the decision.
+    fn wait_for_the_others(&mut self) {
+        let deadline = Instant::now() + LEAVE_TIMEOUT;
+        while self.peers().any(|peer| self.transport.ended(peer).is_none()) && Instant::now() < deadline {
+            self.transport.flush();
+            for peer in self.peers() {
+                while matches!(self.transport.next(peer), Received::Frame(_))
+                    || self.transport.take_regroup(peer).is_some()
+                {}
+            }
+            self.transport.wait(Instant::now(), Duration::from_millis(10));
+        }
     }
 
     /// Lets the last messages leave, then ends all links: the others must not wait for this rank.

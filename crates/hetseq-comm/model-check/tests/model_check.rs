@@ -2,15 +2,8 @@
 
 use hetseq_comm_model_check::{Limits, check};
 
-const LIMITS: Limits = Limits {
-    world: 3,
-    faults: 2,
-    directory: false,
-    updates: false,
-    partition: 0,
-    min_workers: 1,
-    leaves: false,
-};
+const LIMITS: Limits =
+    Limits { world: 3, faults: 2, directory: false, updates: false, partition: 0, min_workers: 1, leaves: false };
 
 fn run(limits: Limits) {
     let checked = check(limits);
