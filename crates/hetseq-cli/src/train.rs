@@ -53,6 +53,7 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
     };
     match tasks.train(&source, &options)? {
         RunOutcome::Finished => Ok(ExitCode::SUCCESS),
+        RunOutcome::Left => Ok(stopped()),
         RunOutcome::Stopped => {
             if !args.no_resume_hint {
                 let program = std::env::args().next().unwrap_or_else(|| "hetseq".to_owned());

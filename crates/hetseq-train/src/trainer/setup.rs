@@ -166,6 +166,7 @@ impl Parts {
             changed,
         });
         let terms = data.terms();
+        stop.set_may_leave(config.elastic.enabled && session.group.world() > 1);
         Trainer {
             config,
             terms,
@@ -182,6 +183,7 @@ impl Parts {
             repeats_failed: None,
             loss_watch: LossWatch::new(cursor.updates > 0),
             replica_health: Default::default(),
+            leaving: Vec::new(),
         }
     }
 }
