@@ -5,6 +5,7 @@
 //! command line is in `hetseq-cli`.
 
 pub mod bench;
+mod busy;
 pub mod checkpoint;
 mod config;
 mod data;
@@ -26,12 +27,16 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("H
 
 /// For the models of custom tasks, which then need no version of it of their own.
 pub use burn;
+pub use busy::wait_until_free;
 pub use checkpoint::{Checkpoints, SaveError};
-pub use config::{Config, ConfigSource, Every, OnSaveError, Reset, Resume, config_reference, suggest, wire_format};
+pub use config::{
+    Config, ConfigSource, Every, LeaveWhen, OnSaveError, Reset, Resume, config_reference, suggest, wire_format,
+};
 pub use devices::{Api, DeviceKind, DeviceSpec, EngineProgram, PrecisionPolicy, devices_named};
 pub use error::TrainError;
 pub use hetseq_kernels::Dtype;
 pub use run::RunOptions;
+pub use run_dir::stop_file::StopFile;
 pub use task::{Task, TaskData, TaskError, Tasks};
 pub use trainer::{Evaluation, RunOutcome};
 

@@ -140,3 +140,88 @@ fn a_rank_leaves_during_a_validation() {
     let valids: Vec<u64> = dir.events().into_iter().filter_map(valid).collect();
     assert_eq!(valids, (1..=10).map(|n| 4 * n).collect::<Vec<_>>());
 }
+
+#[test]
+fn hetseq_stop_ends_the_run() {
+    let dir = RunDir::new();
+    let stop = |timeout: &str| Job::new(["stop".as_ref(), dir.path().as_os_str()]).args(["--timeout", timeout]);
+    let ended = stop("1").run();
+    assert!(ended[0].code() == Some(2) && ended[0].stderr.contains("is no run directory"), "{ended:#?}");
+    let cluster = start(&job(&dir, 3), &dir, 4);
+    let said = stop("60").succeed();
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(75); 3], "{ended:#?}");
+    let (last, outcome) = dir.end();
+    assert_eq!((outcome.as_str(), dir.link("last"), dir.saved()), ("stopped", format!("step-{last}"), vec![last]));
+    assert_eq!(said, format!("stopped after update {last}\n{}\n", dir.checkpoint(&format!("step-{last}")).display()));
+    assert!(ended[1].stderr.contains(") was asked to stop by hetseq stop: saving"), "{ended:#?}");
+    assert!(stop("1").succeed().contains(&format!("has ended already: stopped after update {last}")));
+    // No process takes a request to a run that was killed, and the next start ignores it.
+    start(&job(&dir, 2), &dir, last + 2).kill();
+    let ended = stop("1").run();
+    assert!(ended[0].code() == Some(1) && ended[0].stderr.contains("no process has taken the request"), "{ended:#?}");
+    let mut request = stop("60").start();
+    let file = dir.path().join("stop-request.json");
+    request.wait_until("the request", || file.exists());
+    request.kill();
+    job(&dir, 2).set("emulate.slowdown", "[]").succeed();
+    assert!(!file.exists());
+    assert_eq!(dir.end(), (UPDATES, "finished".to_owned()));
+    Reference::shipped().assert_losses(&dir, UPDATES, "stopped by hetseq stop, then killed");
+}
+
+fn leave_when(file: &std::path::Path) -> String {
+    format!("{{ command = \"test -e {}\", after_s = 1, free_s = 1 }}", file.display())
+}
+
+#[test]
+fn a_machine_that_is_needed_leaves() {
+    let (dir, busy) = (RunDir::new(), RunDir::new());
+    let file = busy.path().join("busy");
+    let mut cluster = start(&job(&dir, 3).set_on(1, "elastic.leave_when", &leave_when(&file)), &dir, 4);
+    fs_err::create_dir_all(busy.path()).unwrap();
+    fs_err::write(&file, "").unwrap();
+    // It waits with the same process number.
+    cluster.wait_for_message("waiting until this machine is free for 1 s");
+    let ended = cluster.wait_for(2, SOON);
+    assert!(ended.iter().all(|(rank, ended)| *rank != 1 && ended.code() == Some(0)), "{ended:#?}");
+    assert_undisturbed(&dir, 3, "a machine was needed");
+    assert_eq!(dir.membership_events(), ["left 1", "regrouped 2"]);
+    let is_asked = |event| matches!(event, Event::Left { reason, .. } if reason == "the command of elastic.leave_when");
+    assert_eq!(dir.events().into_iter().filter(|event| is_asked(event.clone())).count(), 1);
+    cluster.signal(1, "TERM");
+    cluster.wait_for(3, SOON);
+}
+
+#[test]
+fn a_single_machine_pauses_and_continues() {
+    let (dir, busy) = (RunDir::new(), RunDir::new());
+    fs_err::create_dir_all(busy.path()).unwrap();
+    let file = busy.path().join("busy");
+    let job = job(&dir, 1).set("elastic.leave_when", leave_when(&file)).args(["--resume", "never"]);
+    let mut cluster = start(&job, &dir, 4);
+    fs_err::write(&file, "").unwrap();
+    cluster.wait_for_message("waiting until this machine is free for 1 s");
+    let (paused, outcome) = dir.end();
+    assert_eq!((outcome.as_str(), dir.link("last")), ("stopped", format!("step-{paused}")));
+    fs_err::remove_file(&file).unwrap();
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(0)], "{ended:#?}");
+    assert_eq!(dir.starts(), [(1, 0), (1, paused)], "it neither starts over nor repeats anything");
+    assert_undisturbed(&dir, 1, "paused");
+}
+
+#[test]
+fn a_loaded_machine_leaves() {
+    let dir = RunDir::new();
+    let rules = "{ load = 0.02, after_s = 0 }";
+    let mut cluster = start(&job(&dir, 1).set("elastic.leave_when", rules).set("emulate.slowdown", "[60]"), &dir, 1);
+    let mut busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    cluster.wait_for_message("asked to leave by the load (elastic.leave_when)");
+    busy.kill().unwrap();
+    busy.wait().unwrap();
+    cluster.wait_for_message("waiting until this machine is free for 300 s");
+    assert_eq!(dir.end().1, "stopped");
+    cluster.signal(0, "TERM");
+    cluster.wait(SOON);
+}

@@ -78,9 +78,21 @@ impl Trainer {
             self.observer.events.close();
         }
         self.checkpointing.hand_over();
+        self.stop_file_watch = None;
         self.session.group.leave()?;
         tracing::info!("left after {}: the other ranks continue", at_update(self.learner.updates()));
         Ok(RunOutcome::Left)
+    }
+
+    /// How the run has ended for this rank: whether it may start again when its machine is free. If the
+    /// whole group has stopped, only its user knows when all machines are free.
+    pub(super) fn unless_busy(&self, outcome: RunOutcome) -> RunOutcome {
+        let is_busy = matches!(self.stop.get(), Some(StopCause::Busy(_)));
+        match outcome {
+            RunOutcome::Left if is_busy => RunOutcome::Busy,
+            RunOutcome::Stopped if is_busy && self.session.group.world() == 1 => RunOutcome::Busy,
+            outcome => outcome,
+        }
     }
 
     /// The part of an update that each rank computes by the plan of the next one, with the numbers of

@@ -45,6 +45,7 @@ use hetseq_metrics::Event;
 use hetseq_optim::global_norm;
 use hetseq_random::Key;
 
+use crate::busy::BusyWatch;
 use crate::config::RunConfig;
 use crate::data::loader::{LoadedUpdate, Loader};
 use crate::data::update_sampler::PlannedUpdate;
@@ -53,6 +54,7 @@ use crate::error::TrainError;
 use crate::run::run_dir;
 use crate::run_dir::audit::AuditLine;
 use crate::run_dir::events::at_update;
+use crate::run_dir::stop_file::StopFileWatch;
 use crate::task::Term;
 use boundary::{Boundary, BoundaryDecisions};
 use checkpointing::Checkpointing;
@@ -93,6 +95,9 @@ pub(crate) struct Trainer {
     replica_health: ReplicaHealth,
     /// The ranks that leave, by agreement of all ranks.
     leaving: Vec<StopRequest>,
+    /// On rank 0.
+    stop_file_watch: Option<StopFileWatch>,
+    _busy_watch: Option<BusyWatch>,
 }
 
 /// Why updates pause.
@@ -110,6 +115,9 @@ pub enum RunOutcome {
     Stopped,
     /// This rank was asked to leave. The others continue without it.
     Left,
+    /// This rank has left, or a run of this rank alone has stopped with a checkpoint saved, because the
+    /// machine is needed for something else (`elastic.leave_when`). It may start again after that.
+    Busy,
 }
 
 impl Trainer {
@@ -130,11 +138,12 @@ impl Trainer {
         let outcome = match result {
             Ok(RunOutcome::Finished) => "finished",
             Ok(RunOutcome::Stopped) | Err(TrainError::CutOff { .. }) => "stopped",
-            Ok(RunOutcome::Left) => "left",
+            Ok(RunOutcome::Left | RunOutcome::Busy) => "left",
             Err(_) => "failed",
         };
         self.observer.emit_end(self.learner.updates(), outcome, started.elapsed().as_secs_f64());
         let last = self.checkpointing.last_checkpoint();
+        result = result.map(|outcome| self.unless_busy(outcome));
         self.session.leave(result.map_err(|error| match error {
             TrainError::Comm(reason) => TrainError::Interrupted { reason: Box::new(reason), last },
             error => error,
