@@ -44,6 +44,7 @@ pub(crate) struct Hetseq {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Train(TrainArgs),
+    Stop(StopArgs),
     Eval(EvalArgs),
     Export(ExportArgs),
     Generate(GenerateArgs),
@@ -58,7 +59,6 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     Plan(PlanArgs),
     Simulate(SimulateArgs),
-    Stop(StopArgs),
     Report(ReportArgs),
     #[command(subcommand)]
     Bench(BenchArgs),

@@ -5,7 +5,6 @@
 //! command line is in `hetseq-cli`.
 
 pub mod bench;
-mod busy;
 pub mod checkpoint;
 mod config;
 mod data;
@@ -27,7 +26,6 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("H
 
 /// For the models of custom tasks, which then need no version of it of their own.
 pub use burn;
-pub use busy::wait_until_free;
 pub use checkpoint::{Checkpoints, SaveError};
 pub use config::{
     Config, ConfigSource, Every, LeaveWhen, OnSaveError, Reset, Resume, config_reference, suggest, wire_format,
@@ -38,7 +36,7 @@ pub use hetseq_kernels::Dtype;
 pub use run::RunOptions;
 pub use run_dir::stop_file::StopFile;
 pub use task::{Task, TaskData, TaskError, Tasks};
-pub use trainer::{Evaluation, RunOutcome};
+pub use trainer::{Evaluation, RunOutcome, wait_until_free};
 
 /// Counts what fuzz tests allocate.
 #[cfg(test)]

@@ -124,6 +124,18 @@ fn too_few_ranks_stop_instead() {
     assert_eq!((outcome.as_str(), dir.link("last")), ("stopped", format!("step-{last}")));
 }
 
+#[test]
+fn a_rank_leaves_before_the_first_update() {
+    let dir = RunDir::new();
+    let mut cluster = shipped(&dir, 6).ranks(2).set("emulate.slowdown", "[10, 10]").start();
+    cluster.wait_for_message("measuring what the devices can do");
+    cluster.signal(0, "TERM");
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(75), Some(0)], "{ended:#?}");
+    assert_eq!(dir.end(), (6, "finished".to_owned()));
+    Reference::shipped().assert_losses(&dir, 6, "rank 0 left before the first update");
+}
+
 /// A leave does not wait for a validation. The others repeat it.
 #[test]
 fn a_rank_leaves_during_a_validation() {

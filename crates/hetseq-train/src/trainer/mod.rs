@@ -8,6 +8,7 @@
 mod after_update;
 mod bad_numbers;
 mod boundary;
+mod busy;
 mod checkpointing;
 pub(crate) mod early_checks;
 mod early_stop;
@@ -45,7 +46,6 @@ use hetseq_metrics::Event;
 use hetseq_optim::global_norm;
 use hetseq_random::Key;
 
-use crate::busy::BusyWatch;
 use crate::config::RunConfig;
 use crate::data::loader::{LoadedUpdate, Loader};
 use crate::data::update_sampler::PlannedUpdate;
@@ -57,6 +57,7 @@ use crate::run_dir::events::at_update;
 use crate::run_dir::stop_file::StopFileWatch;
 use crate::task::Term;
 use boundary::{Boundary, BoundaryDecisions};
+use busy::BusyWatch;
 use checkpointing::Checkpointing;
 use exchange::ReducedGradient;
 use header::MergedHeader;
@@ -70,6 +71,7 @@ use pipeline::{Pipeline, RequestedUpdate};
 use session::Session;
 use stop::{StopFlag, StopRequest};
 
+pub use busy::wait_until_free;
 pub use evaluate::Evaluation;
 
 /// A training run on one rank.

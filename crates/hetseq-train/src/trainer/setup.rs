@@ -10,7 +10,6 @@ use hetseq_fs::sync_dir;
 use hetseq_metrics::{Change, Event, WorkerTotals};
 use hetseq_optim::OptimError;
 
-use crate::busy::BusyWatch;
 use crate::checkpoint::{CheckpointWriter, Checkpoints, Restored, RunConstants, Snapshot};
 use crate::config::RunConfig;
 use crate::data::loader::Loader;
@@ -28,6 +27,7 @@ use crate::trainer::start_point::{
 use crate::trainer::state::{DataSummary, State};
 use crate::trainer::stop::StopFlag;
 
+use super::busy::BusyWatch;
 use super::checkpointing::Checkpointing;
 use super::early_checks::overrides_without_checkpoint;
 use super::learner::Learner;
@@ -177,7 +177,6 @@ impl Parts {
             changed,
         });
         let terms = data.terms();
-        stop.set_may_leave(config.elastic.enabled && session.group.world() > 1);
         Trainer {
             config,
             terms,

@@ -266,6 +266,7 @@ fn each_loss_has_its_reason_and_its_cost() {
         MembershipChange {
             update: 1,
             lost: vec![gone(1, "b"), gone(3, "d")],
+            left: Vec::new(),
             new_lead: None,
             continued: Some(Continuation {
                 world: 2,
@@ -278,6 +279,7 @@ fn each_loss_has_its_reason_and_its_cost() {
         MembershipChange {
             update: 3,
             lost: vec![gone(0, "a")],
+            left: Vec::new(),
             new_lead: Some(LeadRecord { rank: Some(2), host: "c".to_owned() }),
             continued: Some(Continuation {
                 world: 1,
