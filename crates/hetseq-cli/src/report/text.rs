@@ -294,7 +294,7 @@ mod tests {
             "              the others did not continue",
             "       1,600  rank 2 (desk) left, asked by SIGTERM",
             "              shares: rank 1 25.0 % -> 100.0 %, rank 2 75.0 % -> 0.0 %",
-            "              1 rank and 2 devices left; regrouping: 0.020 s",
+            "              1 rank and 2 devices left; regrouping: 20.00 ms",
         ];
         assert_eq!(membership_changes(&changes), expected);
         let many = vec![MembershipChange::default(); MAX_CHANGES + 1];

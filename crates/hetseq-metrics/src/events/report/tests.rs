@@ -296,6 +296,19 @@ fn each_loss_has_its_reason_and_its_cost() {
     assert_eq!((stopped.membership_changes.len(), &stopped.membership_changes[0].continued), (1, &None));
 }
 
+#[test]
+fn a_leave_repeats_no_update() {
+    let shares = r#"[{"rank":0,"before":0.5,"after":0.0},{"rank":1,"before":0.5,"after":1.0}]"#;
+    let left = format!(r#"{{"event":"left","update":1,"rank":0,"host":"a","reason":"SIGTERM","shares":{shares}}}"#);
+    let lines = [start(2, 0), update(1, 2.0, None), lead(1, "b"), left, regrouped(1, 1, 1, 0.5), update(2, 3.0, None)];
+    let changes = report(&lines).membership_changes;
+    let [MembershipChange { lost, left, new_lead, continued, .. }] = &changes[..] else { panic!("{changes:?}") };
+    assert!(lost.is_empty(), "{lost:?}");
+    assert_eq!((left[0].rank, left[0].reason.as_str(), left[0].shares[1].after), (0, "SIGTERM", 1.0));
+    assert_eq!(new_lead.as_ref().and_then(|lead| lead.rank), Some(1));
+    assert_eq!(continued.as_ref().map(|continued| continued.repeated_update_s), Some(None));
+}
+
 /// Without a shared run directory, a new lead writes a file of its own, from its first update on.
 #[test]
 fn a_file_of_a_new_lead_lacks_what_was_before() {
