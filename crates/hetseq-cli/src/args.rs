@@ -22,6 +22,7 @@ use crate::report::ReportArgs;
 use crate::score::ScoreArgs;
 use crate::selftest::SelftestArgs;
 use crate::simulate::SimulateArgs;
+use crate::stop::StopArgs;
 
 /// Train neural networks on a mix of machines, with the result of a single device
 ///
@@ -43,6 +44,7 @@ pub(crate) struct Hetseq {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Train(TrainArgs),
+    Stop(StopArgs),
     Eval(EvalArgs),
     Export(ExportArgs),
     Generate(GenerateArgs),
@@ -98,10 +100,11 @@ pub(crate) struct ExportArgs {
 /// do not share the run directory, set HETSEQ_SECRET to the same value on all ranks (`openssl rand
 /// -hex 16` generates one).
 ///
-/// Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP on any rank stops the run: all ranks finish the update, save
-/// a checkpoint and exit with code 75. A validation in progress is dropped, and repeated by the
-/// resume. The same command resumes the run, also with another number of ranks. A second Ctrl-C
-/// after 2 s quits without saving.
+/// Ctrl-C on any rank, or `hetseq stop`, stops the run: all ranks finish the update, save a
+/// checkpoint and exit with code 75. A validation in progress is dropped, and repeated by the resume.
+/// The same command resumes the run, also with another number of ranks. A second Ctrl-C after 2 s
+/// quits without saving. After SIGTERM, SIGUSR1 or SIGHUP only that rank leaves, with code 75, and
+/// the others continue; if they cannot, or if all ranks are asked, the run stops.
 #[derive(Debug, Args)]
 #[command(
     // The config is optional only for the hidden --from-flags.
@@ -129,6 +132,9 @@ pub(crate) struct TrainArgs {
     /// directory.
     #[arg(long, default_value = "auto", value_name = "auto|never|PATH")]
     pub(crate) resume: String,
+    /// Wait until no condition of elastic.leave_when has held for its free_s, then start
+    #[arg(long)]
+    pub(crate) when_free: bool,
     /// Parts of the checkpoint not to restore (comma-separated)
     #[arg(long, value_delimiter = ',')]
     pub(crate) reset: Vec<ResetWhat>,

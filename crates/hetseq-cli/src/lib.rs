@@ -32,6 +32,7 @@ mod resume_command;
 mod score;
 mod selftest;
 mod simulate;
+mod stop;
 mod table;
 mod torch_devices;
 mod train;
@@ -93,6 +94,7 @@ fn run(tasks: &Tasks, args: Hetseq) -> anyhow::Result<ExitCode> {
         Command::Selftest(args) => selftest::selftest(tasks, &args),
         Command::Plan(args) => plan::plan(&args),
         Command::Simulate(args) => simulate::simulate(&args),
+        Command::Stop(args) => stop::stop(&args),
         Command::Report(args) => report::report(&args),
         Command::Bench(args) => bench::bench(tasks, &args),
         Command::Prep(args) => prep::prep(&args),

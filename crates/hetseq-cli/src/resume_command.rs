@@ -3,10 +3,17 @@
 
 use crate::args::TrainArgs;
 
-/// The command line of `args` without what a resume must not repeat: where to resume from, and what
-/// to reset. `program` is the name by which this program was called.
+/// The command line that resumes a run of `args`. `program` is the name by which this program was
+/// called.
 pub(crate) fn resume_command(program: &str, args: &TrainArgs) -> String {
-    let mut words = vec![program.to_owned(), "train".to_owned()];
+    let quoted = |word: String| shlex::try_quote(&word).map_or_else(|_| word.clone(), std::borrow::Cow::into_owned);
+    std::iter::once(program.to_owned()).chain(resume_words(args)).map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// The words of `args` without what a resume must not repeat: where to resume from, and what to
+/// reset.
+pub(crate) fn resume_words(args: &TrainArgs) -> Vec<String> {
+    let mut words = vec!["train".to_owned()];
     words.extend(args.path.as_ref().map(|path| path.display().to_string()));
     let mut add =
         |flag: &str, value: Option<String>| words.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value]));
@@ -19,8 +26,7 @@ pub(crate) fn resume_command(program: &str, args: &TrainArgs) -> String {
     add("--distributed-init-method", rank.distributed_init_method.clone());
     add("--distributed-world-size", rank.distributed_world_size.map(|world| world.to_string()));
     add("--distributed-rank", rank.distributed_rank.map(|rank| rank.to_string()));
-    let quoted = |word: &String| shlex::try_quote(word).map_or_else(|_| word.clone(), std::borrow::Cow::into_owned);
-    words.iter().map(quoted).collect::<Vec<_>>().join(" ")
+    words
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
 //! `hetseq train`: turns the arguments into the options of a run.
 
 use std::env::VarError;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
+use anyhow::Context;
 use hetseq_comm::{Secret, unused_slurm_tasks};
-use hetseq_train::{Reset, Resume, RunOptions, RunOutcome, Tasks};
+use hetseq_train::{ConfigSource, Reset, Resume, RunOptions, RunOutcome, Tasks, wait_until_free};
 
 use crate::args::{ResetWhat, TrainArgs, UsageError};
 use crate::migrate::{self, MigrateArgs};
-use crate::output::eprint_line;
-use crate::resume_command::resume_command;
+use crate::output::{self, eprint_line};
+use crate::resume_command::{resume_command, resume_words};
 use crate::stopped;
 
 pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode> {
@@ -25,6 +27,9 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
     let mut source = args.source()?;
     if let Some(overrides) = &args.optimizer_overrides {
         source = source.override_optimizer(overrides)?;
+    }
+    if args.when_free {
+        wait_until_this_machine_is_free(&source)?;
     }
     if let Some(weight) = args.weight
         && !(weight.is_finite() && weight >= 0.0)
@@ -53,6 +58,8 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
     };
     match tasks.train(&source, &options)? {
         RunOutcome::Finished => Ok(ExitCode::SUCCESS),
+        RunOutcome::Left => Ok(stopped()),
+        RunOutcome::Busy => start_when_free(args),
         RunOutcome::Stopped => {
             if !args.no_resume_hint {
                 let program = std::env::args().next().unwrap_or_else(|| "hetseq".to_owned());
@@ -62,6 +69,29 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
             Ok(stopped())
         }
     }
+}
+
+fn wait_until_this_machine_is_free(source: &ConfigSource) -> anyhow::Result<()> {
+    let config = source.parse::<toml::Table>()?;
+    let Some(rules) = &config.elastic.leave_when else {
+        return Err(
+            UsageError("--when-free waits until no condition of elastic.leave_when holds; set one".to_owned()).into()
+        );
+    };
+    tracing::info!("waiting until this machine is free for {} s (elastic.leave_when), then starting", rules.free_s);
+    wait_until_free(rules);
+    Ok(())
+}
+
+/// Starts the same command in place of this process, which thereby gives back all memory. The new one
+/// waits until the machine is free.
+fn start_when_free(args: &TrainArgs) -> anyhow::Result<ExitCode> {
+    output::flush();
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut words = resume_words(args);
+    words.push("--when-free".to_owned());
+    let error = Command::new(&program).args(words).exec();
+    Err(anyhow::Error::new(error).context(format!("starting {} again", program.display())))
 }
 
 /// The secret that all ranks of a run share. From the environment only: every user of a machine can

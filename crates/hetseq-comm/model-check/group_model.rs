@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use stateright::{Checker, Model, Property};
 
-use crate::group_state::{GroupState, Status, Violation};
+use crate::group_state::{GroupState, Node, Status, Violation};
 use crate::regroup::{Arbiter, RankSet};
 
 /// The size of one check.
@@ -20,6 +20,8 @@ pub struct Limits {
     /// Ids below and from here are cut off from each other at the start; 0 for no partition.
     pub partition: usize,
     pub min_workers: usize,
+    /// Whether ranks leave by agreement: any of them, but not all.
+    pub leaves: bool,
 }
 
 /// The result of a check without a counterexample.
@@ -49,6 +51,7 @@ enum Action {
     Crash(usize),
     Cut(usize, usize),
     FailDirectory(usize),
+    Begin(usize),
     Notice { at: usize, peer: usize },
     Deliver { from: usize, to: usize },
     Arbitrate(usize),
@@ -65,12 +68,12 @@ struct GroupModel(Limits);
 
 impl GroupModel {
     fn faults(&self, state: &GroupState, actions: &mut Vec<Action>) {
-        let running = || (0..self.0.world).filter(|&id| state.is_running(id));
-        actions.extend(running().map(Action::Crash));
-        let asking = running().filter(|&id| state.nodes[id].asking.is_some());
+        let present = || (0..self.0.world).filter(|&id| state.is_present(id));
+        actions.extend(present().map(Action::Crash));
+        let asking = present().filter(|&id| state.nodes[id].asking.is_some());
         actions.extend(asking.map(Action::FailDirectory));
-        for a in running() {
-            let peers = running().filter(|&b| a < b && state.is_connected(a, b));
+        for a in present() {
+            let peers = present().filter(|&b| a < b && state.is_connected(a, b));
             actions.extend(peers.map(|b| Action::Cut(a, b)));
         }
     }
@@ -91,6 +94,9 @@ impl GroupModel {
                 if state.can_notice(at, peer) {
                     actions.push(Action::Notice { at, peer });
                 }
+            }
+            if state.can_begin(at) {
+                actions.push(Action::Begin(at));
             }
             if state.nodes[at].asking.is_some() {
                 actions.push(Action::Arbitrate(at));
@@ -122,10 +128,14 @@ impl Model for GroupModel {
 
     fn init_states(&self) -> Vec<GroupState> {
         let arbiter = if self.0.directory { Arbiter::Directory } else { Arbiter::Quorum };
-        let subsets = if self.0.updates { 1 << self.0.world } else { 1 };
-        let states = (0..subsets).map(|bits: usize| {
-            let applied: RankSet = (0..self.0.world).filter(|id| bits >> id & 1 == 1).collect();
-            let mut state = GroupState::new(self.0.world, arbiter, self.0.min_workers, &applied);
+        let all = 1 << self.0.world;
+        let subset = |bits: usize| -> RankSet { (0..self.0.world).filter(|id| bits >> id & 1 == 1).collect() };
+        let (applied, leaving) =
+            (if self.0.updates { 0..all } else { 0..1 }, if self.0.leaves { 1..all - 1 } else { 0..1 });
+        let starts = applied.flat_map(|applied| leaving.clone().map(move |leaving| (applied, leaving)));
+        let states = starts.map(|(applied, leaving)| {
+            let (applied, leaving) = (subset(applied), subset(leaving));
+            let mut state = GroupState::new(self.0.world, arbiter, self.0.min_workers, &applied, &leaving);
             for a in 0..self.0.partition {
                 (self.0.partition..self.0.world).for_each(|b| state.cut(a, b));
             }
@@ -152,6 +162,7 @@ impl Model for GroupModel {
             Action::Crash(id) => next.leave(id, Status::Crashed),
             Action::Cut(a, b) => next.cut(a, b),
             Action::FailDirectory(id) => next.fail_directory(id),
+            Action::Begin(id) => next.begin(id),
             Action::Notice { at, peer } => next.notice(at, peer),
             Action::Deliver { from, to } => next.deliver(from, to),
             Action::Arbitrate(id) => next.arbitrate(id),
@@ -176,6 +187,18 @@ impl Model for GroupModel {
             Property::always("crashes stop no other rank while enough are left", |_, state: &GroupState| {
                 state.violation != Some(Violation::NeedlessStop)
             }),
+            Property::always("a rank that leaves is left out", |_, state: &GroupState| {
+                state.violation != Some(Violation::KeptLeaver)
+            }),
+            Property::always(
+                "without a fault, all but the leaving ranks continue",
+                |model: &GroupModel, state: &GroupState| {
+                    let continues =
+                        |node: &Node| node.leaves || (node.status == Status::Running && node.generation == 1);
+                    let is_undisturbed = state.has_leave() && state.faults == model.0.faults && model.0.partition == 0;
+                    !(is_undisturbed && model.is_terminal(state)) || state.nodes.iter().all(continues)
+                },
+            ),
             Property::always("one lineage of updates", |_, state: &GroupState| {
                 state.violation != Some(Violation::TwoLineages)
             }),

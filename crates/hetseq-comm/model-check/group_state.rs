@@ -20,6 +20,8 @@ pub(crate) enum Violation {
     NeedlessStop,
     /// Two members of a generation have applied different sums as the same update.
     TwoLineages,
+    /// A rank that leaves is a member of the next generation.
+    KeptLeaver,
     /// A generation resumes before a published update, or with another sum of it.
     LostPublished,
 }
@@ -29,12 +31,16 @@ pub(crate) enum Status {
     Running,
     Crashed,
     Stopped,
+    /// It has left by agreement, and keeps its links until the others close them.
+    Left,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Node {
     pub(crate) status: Status,
     pub(crate) generation: usize,
+    /// It leaves generation 0.
+    pub(crate) leaves: bool,
     /// Absent while the rank trains.
     pub(crate) machine: Option<Regroup>,
     /// The proposal that is on its way to the run directory.
@@ -70,11 +76,19 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// A group in generation 0 in which `applied` ids have applied the update under way.
-    pub(crate) fn new(world: usize, arbiter: Arbiter, min_workers: usize, applied: &RankSet) -> GroupState {
+    /// A group in generation 0 in which `applied` ids have applied the update under way. All have
+    /// agreed that the ids `leaving` leave it.
+    pub(crate) fn new(
+        world: usize,
+        arbiter: Arbiter,
+        min_workers: usize,
+        applied: &RankSet,
+        leaving: &RankSet,
+    ) -> GroupState {
         let node = |id| Node {
             status: Status::Running,
             generation: 0,
+            leaves: leaving.contains(id),
             machine: None,
             asking: None,
             applied: if applied.contains(id) { vec![0] } else { Vec::new() },
@@ -103,6 +117,11 @@ impl GroupState {
 
     pub(crate) fn is_running(&self, id: usize) -> bool {
         self.nodes[id].status == Status::Running
+    }
+
+    /// Whether a fault can change anything about it.
+    pub(crate) fn is_present(&self, id: usize) -> bool {
+        matches!(self.nodes[id].status, Status::Running | Status::Left)
     }
 
     pub(crate) fn members(&self, id: usize) -> &RankSet {
@@ -145,6 +164,20 @@ impl GroupState {
         self.ended[link] = false;
         self.links[incoming].clear();
         self.end_link(peer, at);
+    }
+
+    /// Whether a leave was agreed on, and this rank has not begun with it.
+    pub(crate) fn can_begin(&self, id: usize) -> bool {
+        let node = &self.nodes[id];
+        node.generation == 0 && node.machine.is_none() && self.has_leave()
+    }
+
+    pub(crate) fn has_leave(&self) -> bool {
+        self.nodes.iter().any(|node| node.leaves)
+    }
+
+    pub(crate) fn begin(&mut self, id: usize) {
+        self.start(id, &RankSet::new());
     }
 
     pub(crate) fn leave(&mut self, id: usize, status: Status) {
@@ -202,7 +235,8 @@ impl GroupState {
         let members = self.members(id);
         let rank = members.position(id).expect("a member of its generation");
         let (arbiter, min_workers) = (self.arbiter, self.min_workers);
-        let setup = RegroupSetup { rank, world: members.len(), arbiter, min_workers };
+        let leaves = self.nodes[id].leaves;
+        let setup = RegroupSetup { rank, world: members.len(), arbiter, min_workers, leaves };
         let (machine, outputs) = Regroup::start(setup, lost);
         self.nodes[id].machine = Some(machine);
         self.carry_out(id, outputs);
@@ -234,19 +268,26 @@ impl GroupState {
                 Output::AskDirectory { members, .. } => self.nodes[id].asking = Some(members),
                 Output::Install { members } => self.install(id, members.iter().map(|rank| ids[rank]).collect()),
                 Output::Stop(reason) => {
-                    self.check_stop(&reason);
-                    self.leave(id, Status::Stopped);
+                    let is_polite = self.nodes[id].leaves && matches!(reason, StopReason::Excluded { .. });
+                    if is_polite {
+                        let node = &mut self.nodes[id];
+                        (node.status, node.machine, node.asking) = (Status::Left, None, None);
+                    } else {
+                        self.check_stop(id, &reason);
+                        self.leave(id, Status::Stopped);
+                    }
                 }
             }
         }
     }
 
-    fn check_stop(&mut self, reason: &StopReason) {
-        let alive = self.nodes.iter().filter(|node| node.status == Status::Running).count();
+    fn check_stop(&mut self, id: usize, reason: &StopReason) {
+        let stays = |node: &&Node| node.status == Status::Running && !node.leaves;
+        let alive = self.nodes.iter().filter(stays).count();
         let is_quorum = 2 * alive > self.world() || 2 * alive == self.world() && self.is_running(0);
         let is_enough = self.arbiter == Arbiter::Directory || is_quorum;
         let is_fault = matches!(reason, StopReason::DirectoryFailed(_));
-        if !self.has_cuts && is_enough && alive >= self.min_workers && !is_fault {
+        if !self.has_cuts && is_enough && alive >= self.min_workers && !is_fault && !self.nodes[id].leaves {
             self.violation = Some(Violation::NeedlessStop);
         }
     }
@@ -256,6 +297,10 @@ impl GroupState {
         let old_ids = self.members(id).clone();
         let node = &mut self.nodes[id];
         node.generation += 1;
+        if node.leaves {
+            self.violation = Some(Violation::KeptLeaver);
+        }
+        let node = &mut self.nodes[id];
         node.asking = None;
         node.has_resumed = false;
         match self.generations.get(node.generation) {

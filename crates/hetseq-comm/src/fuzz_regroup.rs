@@ -35,7 +35,8 @@ fn message(world: usize, rng: &mut Rng) -> RegroupMessage {
         1 => RegroupMessage::Prepare,
         2 => {
             let accepted = Accepted { ballot: rng.below(world), members: rank_set(world, rng) };
-            RegroupMessage::Promise { lost: rank_set(world, rng), accepted: (rng.below(2) == 0).then_some(accepted) }
+            let accepted = (rng.below(2) == 0).then_some(accepted);
+            RegroupMessage::Promise { lost: rank_set(world, rng), accepted, leaves: rng.below(4) == 0 }
         }
         3 => RegroupMessage::Propose { members: rank_set(world, rng) },
         4 => RegroupMessage::Accept,
@@ -62,7 +63,8 @@ fn arbitrary_messages_do_not_break_the_machine() {
     fuzz("regroup messages", |rng| {
         let world = 1 + rng.below(6);
         let arbiter = if rng.below(2) == 0 { Arbiter::Quorum } else { Arbiter::Directory };
-        let setup = RegroupSetup { rank: rng.below(world), world, arbiter, min_workers: 1 + rng.below(2) };
+        let (rank, min_workers, leaves) = (rng.below(world), 1 + rng.below(2), rng.below(4) == 0);
+        let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves };
         let (mut machine, mut outputs) = Regroup::start(setup, &rank_set(world, rng));
         for _ in 0..20 {
             let from = rng.below(world + 1);
@@ -156,7 +158,7 @@ fn train(rank: usize, world: usize, directory: Option<&std::path::Path>, rng: &m
                 continue;
             }
             let start = Instant::now();
-            let regrouped = bounded(MEMORY_LIMIT_BYTES, || mesh.regroup(&rules));
+            let regrouped = bounded(MEMORY_LIMIT_BYTES, || mesh.regroup(&rules, false));
             soon(start, "a regroup");
             match regrouped {
                 Ok(regrouped) => assert!(mesh.world() == regrouped.survivors.len() && mesh.rank < mesh.world()),

@@ -227,7 +227,20 @@ impl Group {
     ///
     /// If this rank must not continue, returns an error for which [`CommError::is_cut_off`] holds.
     pub fn regroup(&mut self) -> Result<Regrouped, CommError> {
-        self.mesh.regroup(&self.rules)
+        self.mesh.regroup(&self.rules, false)
+    }
+
+    /// Leaves by agreement, while the others [`Group::regroup`]: all ranks must have agreed on who
+    /// leaves, and must know that all others know it. This rank still votes on who continues, so any
+    /// number of ranks may leave at the same time.
+    ///
+    /// Returns once the others continue without this rank. If they do not, because others were lost
+    /// at the same time, returns an error for which [`CommError::is_cut_off`] holds.
+    pub fn leave(&mut self) -> Result<(), CommError> {
+        match self.mesh.regroup(&self.rules, true) {
+            Err(CommError::Excluded { .. }) => Ok(()),
+            result => result.map(drop),
+        }
     }
 
     /// Leaves after the last collective: the others do not see it as a failure.

@@ -21,6 +21,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 const MINORITY_PAUSE: Duration = Duration::from_secs(3);
 /// How long a rank that stops waits for its last messages to leave.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a rank that has left waits until the others know it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of frames of the failed collective to drop before the next peer has its turn.
 const MAX_DROPPED_FRAMES: usize = 64;
 
@@ -61,10 +63,12 @@ enum Decision {
 }
 
 impl Mesh {
-    /// Agrees with the ranks that are left on a new membership, and continues with it.
-    pub(crate) fn regroup(&mut self, rules: &RegroupRules) -> Result<Regrouped, CommError> {
+    /// Agrees with the ranks that are left on a new membership, and continues with it. If this rank
+    /// `leaves`, the others continue without it, which is [`CommError::Excluded`].
+    pub(crate) fn regroup(&mut self, rules: &RegroupRules, leaves: bool) -> Result<Regrouped, CommError> {
         let arbiter = if rules.directory.is_some() { Arbiter::Directory } else { Arbiter::Quorum };
-        let setup = RegroupSetup { rank: self.rank, world: self.world(), arbiter, min_workers: rules.min_workers };
+        let (rank, world, min_workers) = (self.rank, self.world(), rules.min_workers);
+        let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves };
         self.transport.attend(true);
         // All ranks drop them, and they would delay the messages that follow.
         self.transport.cancel_queued();
@@ -89,6 +93,9 @@ impl Mesh {
                 Ok(Regrouped { survivors, lost, regroups })
             }
             Decision::Stop(reason) => {
+                if setup.leaves && matches!(reason, StopReason::Excluded { .. }) {
+                    self.wait_for_the_others();
+                }
                 self.stop_without_the_others();
                 Err(stopped(reason, setup.world, &lost, rules))
             }
@@ -235,6 +242,22 @@ impl Mesh {
             }
         };
         self.peers().filter(|&peer| is_lost(peer)).map(lost).collect()
+    }
+
+    /// After a leave by agreement: waits until the others have closed their links to this rank, which
+    /// they do when they have the decision. If this rank closed its links with messages unread, the
+    /// system would drop what it has not sent yet, and a member could miss the decision.
+    fn wait_for_the_others(&mut self) {
+        let deadline = Instant::now() + LEAVE_TIMEOUT;
+        while self.peers().any(|peer| self.transport.ended(peer).is_none()) && Instant::now() < deadline {
+            self.transport.flush();
+            for peer in self.peers() {
+                while matches!(self.transport.next(peer), Received::Frame(_))
+                    || self.transport.take_regroup(peer).is_some()
+                {}
+            }
+            self.transport.wait(Instant::now(), Duration::from_millis(10));
+        }
     }
 
     /// Lets the last messages leave, then ends all links: the others must not wait for this rank.

@@ -10,7 +10,7 @@ pub mod scores;
 
 pub use events::report::{self, Report};
 pub use events::sink::{Background, Journal, Sink, terminal};
-pub use events::{Change, Event, RankReport, RankSeconds, WorkerReport, WorkerTotals};
+pub use events::{Change, Event, RankReport, RankSeconds, ShareChange, WorkerReport, WorkerTotals};
 pub use format::{bytes, count, duration, median, rate, thousands};
 pub use scores::{Bleu, BleuSums, BleuTokenizer, Chrf, ChrfSums, Corpus, SACREBLEU, Smoothing, UnequalLines};
 pub use scores::{ClassSums, CorrelationSums, F1Averages, F1Score, LabelCounts, ScoreError, spearman};

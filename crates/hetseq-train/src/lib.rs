@@ -27,13 +27,16 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("H
 /// For the models of custom tasks, which then need no version of it of their own.
 pub use burn;
 pub use checkpoint::{Checkpoints, SaveError};
-pub use config::{Config, ConfigSource, Every, OnSaveError, Reset, Resume, config_reference, suggest, wire_format};
+pub use config::{
+    Config, ConfigSource, Every, LeaveWhen, OnSaveError, Reset, Resume, config_reference, suggest, wire_format,
+};
 pub use devices::{Api, DeviceKind, DeviceSpec, EngineProgram, PrecisionPolicy, devices_named};
 pub use error::TrainError;
 pub use hetseq_kernels::Dtype;
 pub use run::RunOptions;
+pub use run_dir::stop_file::StopFile;
 pub use task::{Task, TaskData, TaskError, Tasks};
-pub use trainer::{Evaluation, RunOutcome};
+pub use trainer::{Evaluation, RunOutcome, wait_until_free};
 
 /// Counts what fuzz tests allocate.
 #[cfg(test)]

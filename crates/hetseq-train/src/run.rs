@@ -67,6 +67,7 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
     }
     let stop = StopFlag::default();
     let mut session = Session::assemble("train", task, &config, options)?;
+    stop.set_may_leave(config.elastic.enabled && session.group.world() > 1);
     match check_and_measure(&mut session, &config, options, &stop) {
         Ok(lock) => Trainer::prepare(session, config, options, stop, lock)?.train(started),
         Err(error) => session.leave(Err(error)),

@@ -1,10 +1,10 @@
 //! Formats a report as text. Pure; called by `hetseq report`.
 
 use hetseq_metrics::report::{
-    Continuation, HealedRecord, LeadRecord, LostRecord, MembershipChange, PlanRecord, PredictionFit, RankSummary,
-    Report, TimeSpent, WorkerSummary,
+    Continuation, HealedRecord, LeadRecord, LeftRecord, LostRecord, MembershipChange, PlanRecord, PredictionFit,
+    RankSummary, Report, TimeSpent, WorkerSummary,
 };
-use hetseq_metrics::{duration, thousands};
+use hetseq_metrics::{ShareChange, duration, thousands};
 
 use crate::table::{TextTable, percent, rate, short_time};
 
@@ -29,7 +29,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     lines.extend(spent(&report.spent));
     if !report.membership_changes.is_empty() {
         lines.push(String::new());
-        lines.extend(lost_ranks(&report.membership_changes));
+        lines.extend(membership_changes(&report.membership_changes));
     }
     if !report.healed.is_empty() {
         lines.push(String::new());
@@ -166,26 +166,37 @@ fn spent(spent: &TimeSpent) -> Vec<String> {
     lines
 }
 
-/// Each loss of ranks, what followed and what it cost. Ranks have their numbers at the start.
-fn lost_ranks(changes: &[MembershipChange]) -> Vec<String> {
+/// Each loss or leave of ranks, what followed and what it cost. Ranks have their numbers at the
+/// start.
+fn membership_changes(changes: &[MembershipChange]) -> Vec<String> {
     let mut lines = Vec::new();
     let first = changes.len().saturating_sub(MAX_CHANGES);
     if first > 0 {
-        lines.push(format!("the last {MAX_CHANGES} of {} times that ranks were lost:", changes.len()));
+        lines.push(format!("the last {MAX_CHANGES} of {} times that ranks were lost or left:", changes.len()));
     }
     let mut table = TextTable::new(["after update", "<event"]);
-    for MembershipChange { update, lost, new_lead, continued } in &changes[first..] {
+    for MembershipChange { update, lost, left, new_lead, continued } in &changes[first..] {
         let lost = lost.iter().map(|LostRecord { rank, host, reason }| format!("lost rank {rank} ({host}): {reason}"));
+        let left = left.iter().flat_map(|LeftRecord { rank, host, reason, shares }| {
+            [format!("rank {rank} ({host}) left, asked by {reason}"), share_changes(shares)]
+        });
         let lead = new_lead.iter().map(|LeadRecord { rank, host }| {
             let rank = rank.map_or(String::new(), |rank| format!("rank {rank}, "));
             format!("new lead: {rank}{host}")
         });
-        for (at, event) in lost.chain(lead).chain([outcome(continued.as_ref())]).enumerate() {
+        for (at, event) in lost.chain(left).chain(lead).chain([outcome(continued.as_ref())]).enumerate() {
             table.row([if at == 0 { thousands(*update) } else { String::new() }, event]);
         }
     }
     lines.extend(table.lines());
     lines
+}
+
+fn share_changes(shares: &[ShareChange]) -> String {
+    let change = |ShareChange { rank, before, after }: &ShareChange| {
+        format!("rank {rank} {} -> {}", percent(*before), percent(*after))
+    };
+    format!("shares: {}", shares.iter().map(change).collect::<Vec<_>>().join(", "))
 }
 
 fn outcome(continued: Option<&Continuation>) -> String {
@@ -237,12 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn each_loss_is_listed_with_its_cost() {
+    fn each_loss_and_each_leave_is_listed_with_its_cost() {
+        let share = |rank, before, after| ShareChange { rank, before, after };
         let lost = |rank: usize, reason: &str| LostRecord { rank, host: format!("node-{rank}"), reason: reason.into() };
         let changes = [
             MembershipChange {
                 update: 1412,
                 lost: vec![lost(0, "it sent nothing for 12 s"), lost(3, "it failed: x")],
+                left: Vec::new(),
                 new_lead: Some(LeadRecord { rank: Some(1), host: "node-1".into() }),
                 continued: Some(Continuation {
                     world: 2,
@@ -252,7 +265,24 @@ mod tests {
                     repeated_update_s: Some(1.5),
                 }),
             },
-            MembershipChange { update: 1500, lost: vec![lost(1, "gone")], new_lead: None, continued: None },
+            MembershipChange { update: 1500, lost: vec![lost(1, "gone")], ..MembershipChange::default() },
+            MembershipChange {
+                update: 1600,
+                left: vec![LeftRecord {
+                    rank: 2,
+                    host: "desk".into(),
+                    reason: "SIGTERM".into(),
+                    shares: vec![share(1, 0.25, 1.0), share(2, 0.75, 0.0)],
+                }],
+                continued: Some(Continuation {
+                    world: 1,
+                    devices: 2,
+                    interrupted_s: 0.0,
+                    regroup_s: 0.02,
+                    repeated_update_s: None,
+                }),
+                ..MembershipChange::default()
+            },
         ];
         let expected = [
             "after update  event",
@@ -262,10 +292,13 @@ mod tests {
             "              2 ranks and 1 device left; noticed after 12.5 s, regrouping: 0.210 s, repeated update: 1.500 s",
             "       1,500  lost rank 1 (node-1): gone",
             "              the others did not continue",
+            "       1,600  rank 2 (desk) left, asked by SIGTERM",
+            "              shares: rank 1 25.0 % -> 100.0 %, rank 2 75.0 % -> 0.0 %",
+            "              1 rank and 2 devices left; regrouping: 20.00 ms",
         ];
-        assert_eq!(lost_ranks(&changes), expected);
+        assert_eq!(membership_changes(&changes), expected);
         let many = vec![MembershipChange::default(); MAX_CHANGES + 1];
-        assert_eq!(lost_ranks(&many)[0], "the last 10 of 11 times that ranks were lost:");
+        assert_eq!(membership_changes(&many)[0], "the last 10 of 11 times that ranks were lost or left:");
     }
 
     #[test]

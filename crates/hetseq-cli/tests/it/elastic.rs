@@ -10,7 +10,7 @@ use crate::reference::{Reference, shipped};
 use crate::run_dir::RunDir;
 
 const SOON: Duration = Duration::from_secs(60);
-const UPDATES: u64 = 40;
+pub(crate) const UPDATES: u64 = 40;
 
 /// Slowed down, so that a rank is lost long before the end. Checks after every update that all
 /// replicas are equal.
@@ -33,7 +33,7 @@ fn start(job: &Job, dir: &RunDir, update: u64) -> Cluster {
 }
 
 /// Requires a finished run with the losses of the undisturbed one, and each sample once.
-fn assert_undisturbed(dir: &RunDir, ranks: usize, who: &str) {
+pub(crate) fn assert_undisturbed(dir: &RunDir, ranks: usize, who: &str) {
     assert_eq!(dir.end(), (UPDATES, "finished".to_owned()), "{who}");
     Reference::shipped().assert_losses(dir, UPDATES, who);
     let mut samples: Vec<(u64, u32)> = Vec::new();
@@ -48,7 +48,7 @@ fn assert_undisturbed(dir: &RunDir, ranks: usize, who: &str) {
     assert_eq!(dir.link("last"), format!("step-{UPDATES}"), "{who}");
 }
 
-fn survivors(ended: &[Ended]) -> Vec<usize> {
+pub(crate) fn survivors(ended: &[Ended]) -> Vec<usize> {
     (0..ended.len()).filter(|&rank| ended[rank].code() == Some(0)).collect()
 }
 

@@ -28,7 +28,7 @@ fn lose_rank_0() -> ([RunDir; 3], u64) {
     cluster.wait_for_update(&dirs[0], 6);
     cluster.signal(0, "KILL");
     cluster.wait_until_after_losses("update 10", || dirs[1].losses().contains_key(&10));
-    cluster.signal(2, "TERM");
+    cluster.signal(2, "INT");
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended)[1..], [Some(75), Some(75)], "{ended:#?}");
     let saved = dirs[1].saved().into_iter().max().unwrap();

@@ -37,6 +37,7 @@ mod gpu;
 mod healing;
 mod help;
 mod images;
+mod leaving;
 mod migrate;
 mod optimizers;
 mod overrides;

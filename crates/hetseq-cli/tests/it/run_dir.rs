@@ -122,10 +122,11 @@ impl RunDir {
         self.events().into_iter().map(samples).sum()
     }
 
-    /// Lost ranks, new groups and new leads, in order.
+    /// Lost ranks, ranks that left, new groups and new leads, in order.
     pub(crate) fn membership_events(&self) -> Vec<String> {
         self.select(|event| match event {
             Event::Lost { rank, .. } => Some(format!("lost {rank}")),
+            Event::Left { rank, .. } => Some(format!("left {rank}")),
             Event::Regrouped { world, .. } => Some(format!("regrouped {world}")),
             Event::Lead { .. } => Some("lead".to_owned()),
             _ => None,

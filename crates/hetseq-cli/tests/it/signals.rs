@@ -1,5 +1,6 @@
-//! A signal on any rank stops all ranks after the same update, with a checkpoint and exit code 75.
-//! More signals do not change that, except a second Ctrl-C after a while.
+//! Signals that stop a run: Ctrl-C on any rank, any signal to the only rank, or to one of several if
+//! the others must not continue without it. All ranks stop after the same update, with a checkpoint
+//! and exit code 75. More signals do not change that, except a second Ctrl-C after a while.
 
 use std::io::pipe;
 use std::thread::sleep;
@@ -12,16 +13,25 @@ use crate::run_dir::RunDir;
 const SOON: Duration = Duration::from_secs(30);
 
 #[test]
-fn sigterm_to_one_rank_stops_three_and_they_resume() {
+fn a_signal_to_one_rank_stops_three_and_they_resume() {
+    for (signal, name, key) in
+        [("INT", "Ctrl-C (SIGINT)", "elastic.enabled=true"), ("TERM", "SIGTERM", "elastic.enabled=false")]
+    {
+        stop_three_and_resume(signal, name, key);
+    }
+}
+
+fn stop_three_and_resume(signal: &str, name: &str, key: &str) {
     let dir = RunDir::new();
     let job = shipped(&dir, 40).ranks(3).set("debug.audit", true);
     // Slowed down, so that the signal comes long before the end.
-    let mut cluster = job.clone().set("emulate.slowdown", "[15, 15, 15]").start();
+    let mut cluster = job.clone().set("emulate.slowdown", "[15, 15, 15]").arg("--set").arg(key).start();
     cluster.wait_for_update(&dir, 5);
-    cluster.signal(1, "TERM");
+    cluster.signal(1, signal);
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended), [Some(75); 3], "{ended:#?}");
-    assert!(ended[1].stderr.contains("SIGTERM: stopping") && ended[0].stderr.contains("rank 1 ("), "{ended:#?}");
+    assert!(ended[1].stderr.contains(&format!("{name}: stopping")), "{ended:#?}");
+    assert!(ended[0].stderr.contains(&format!(") was asked to stop by {name}: saving")), "{ended:#?}");
     let (last, outcome) = dir.end();
     assert!((5..40).contains(&last) && outcome == "stopped", "{outcome} after {last}");
     assert_eq!(dir.losses().len() as u64, last);
@@ -32,7 +42,7 @@ fn sigterm_to_one_rank_stops_three_and_they_resume() {
     job.succeed();
     assert_eq!(dir.starts(), [(3, 0), (3, last)]);
     assert_eq!(dir.end(), (40, "finished".to_owned()));
-    Reference::shipped().assert_losses(&dir, 40, "stopped by SIGTERM, resumed");
+    Reference::shipped().assert_losses(&dir, 40, "stopped by a signal, resumed");
 }
 
 /// Updates take about a second and nothing is measured before them, so that the signals arrive

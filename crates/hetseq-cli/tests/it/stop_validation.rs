@@ -71,13 +71,13 @@ fn two_ranks_drop_a_validation_together_and_patience_counts_it_once() {
     let job = slow_validation(&dir, 9).set("valid.patience", 2).ranks(2);
     let mut cluster = job.start();
     wait_for_validation(&mut cluster, &dir, 2);
-    cluster.signal(1, "TERM");
+    cluster.signal(1, "INT");
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended), [Some(75); 2], "{ended:#?}");
-    assert!(ended[1].stderr.contains("SIGTERM: stopping"), "{ended:#?}");
+    assert!(ended[1].stderr.contains("Ctrl-C (SIGINT): stopping"), "{ended:#?}");
     assert!(
         ended[0].stderr.contains("rank 1 (")
-            && ended[0].stderr.contains(") was asked to stop by SIGTERM: saving after update 2"),
+            && ended[0].stderr.contains(") was asked to stop by Ctrl-C (SIGINT): saving after update 2"),
         "{ended:#?}"
     );
     assert!(ended[1].stderr.contains("): stopped after update 2 in"), "{ended:#?}");

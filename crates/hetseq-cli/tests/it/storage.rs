@@ -75,7 +75,7 @@ fn a_stop_by_signal_without_space_for_a_checkpoint_fails() {
     let dir = RunDir::new();
     let mut cluster = slow(&dir, 40).set("emulate.slowdown", "[15, 15]").ranks(2).under(&SMALL_FILES).start();
     cluster.wait_for_update(&dir, 3);
-    cluster.signal(1, "TERM");
+    cluster.signal(1, "INT");
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended), [Some(1); 2], "{ended:#?}");
     assert_stderr(&ended[0], &["error: saving ", "This was the last checkpoint of the run"]);

@@ -2,7 +2,8 @@
 
 use hetseq_comm_model_check::{Limits, check};
 
-const LIMITS: Limits = Limits { world: 3, faults: 2, directory: false, updates: false, partition: 0, min_workers: 1 };
+const LIMITS: Limits =
+    Limits { world: 3, faults: 2, directory: false, updates: false, partition: 0, min_workers: 1, leaves: false };
 
 fn run(limits: Limits) {
     let checked = check(limits);
@@ -24,6 +25,17 @@ fn four_members() {
     run(Limits { world: 4, ..LIMITS });
     run(Limits { world: 4, directory: true, ..LIMITS });
     run(Limits { world: 4, directory: true, faults: 1, updates: true, ..LIMITS });
+}
+
+/// Any ranks but all leave by agreement, while others are lost.
+#[test]
+fn leaves() {
+    for directory in [false, true] {
+        let limits = Limits { directory, leaves: true, ..LIMITS };
+        run(limits);
+        run(Limits { faults: 1, updates: true, ..limits });
+        run(Limits { world: 4, faults: 1, ..limits });
+    }
 }
 
 /// Exactly one side continues.

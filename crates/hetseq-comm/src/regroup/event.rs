@@ -30,8 +30,9 @@ pub(crate) enum RegroupMessage {
     /// The sender is the lowest rank that it still reaches, and wants to propose. It may ask again,
     /// and is answered again.
     Prepare,
-    /// Answers `Prepare`: the sender accepts nothing from lower ranks any more.
-    Promise { lost: RankSet, accepted: Option<Accepted> },
+    /// Answers `Prepare`: the sender accepts nothing from lower ranks any more. If it `leaves`, it
+    /// votes, but is not proposed as a member.
+    Promise { lost: RankSet, accepted: Option<Accepted>, leaves: bool },
     /// The members of the next generation, if a quorum accepts.
     Propose { members: RankSet },
     /// Answers `Propose`.

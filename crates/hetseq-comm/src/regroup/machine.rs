@@ -23,6 +23,8 @@ pub(crate) struct RegroupSetup {
     pub(crate) world: usize,
     pub(crate) arbiter: Arbiter,
     pub(crate) min_workers: usize,
+    /// This rank votes for the last time: it wants to be no member of the next generation.
+    pub(crate) leaves: bool,
 }
 
 /// One rank's part in choosing the next generation.
@@ -59,6 +61,7 @@ enum Role {
 struct Promise {
     lost: RankSet,
     accepted: Option<Accepted>,
+    leaves: bool,
 }
 
 impl Regroup {
@@ -140,7 +143,7 @@ impl Regroup {
 
     fn after_loss(&mut self, outputs: &mut Vec<Output>) {
         let reached: RankSet = self.reached().collect();
-        if let Some(reason) = self.too_small(&reached) {
+        if let Some(reason) = self.too_small(&reached, &reached) {
             return self.stop(reason, outputs);
         }
         let lowest = self.lowest();
@@ -165,19 +168,20 @@ impl Regroup {
         self.advance(outputs);
     }
 
-    /// Returns why these ranks cannot be the next generation.
-    fn too_small(&self, ranks: &RankSet) -> Option<StopReason> {
+    /// Returns why `members` cannot be the next generation. `voters` are these and ranks that leave.
+    fn too_small(&self, members: &RankSet, voters: &RankSet) -> Option<StopReason> {
         let RegroupSetup { world, arbiter, min_workers, .. } = self.setup;
-        if arbiter == Arbiter::Quorum && !is_quorum(ranks, world) {
-            return Some(StopReason::NoQuorum { reachable: ranks.len(), needed: needed(ranks, world), world });
+        if arbiter == Arbiter::Quorum && !is_quorum(voters, world) {
+            return Some(StopReason::NoQuorum { reachable: voters.len(), needed: needed(voters, world), world });
         }
-        (ranks.len() < min_workers).then_some(StopReason::TooFew { left: ranks.len(), min_workers })
+        let (left, min_workers) = (members.len(), min_workers.max(1));
+        (left < min_workers).then_some(StopReason::TooFew { left, min_workers })
     }
 
     fn promise(&mut self, to: usize, outputs: &mut Vec<Output>) {
         self.promised = Some(to);
-        let message = RegroupMessage::Promise { lost: self.lost.clone(), accepted: self.accepted.clone() };
-        outputs.push(Output::Send { to, message });
+        let (lost, accepted, leaves) = (self.lost.clone(), self.accepted.clone(), self.setup.leaves);
+        outputs.push(Output::Send { to, message: RegroupMessage::Promise { lost, accepted, leaves } });
     }
 
     fn receive(&mut self, from: usize, message: RegroupMessage, outputs: &mut Vec<Output>) {
@@ -197,7 +201,7 @@ impl Regroup {
                     self.promise(from, outputs);
                 }
             }
-            RegroupMessage::Promise { lost, accepted } => {
+            RegroupMessage::Promise { lost, accepted, leaves } => {
                 let is_valid = accepted.as_ref().is_none_or(|accepted| {
                     // With a directory, no rank accepts anything.
                     self.setup.arbiter == Arbiter::Quorum
@@ -207,7 +211,7 @@ impl Regroup {
                 if let Role::Preparing { promises, .. } = &mut self.role
                     && is_valid
                 {
-                    promises.entry(from).or_insert(Promise { lost, accepted });
+                    promises.entry(from).or_insert(Promise { lost, accepted, leaves });
                     self.advance(outputs);
                 }
             }
@@ -227,14 +231,10 @@ impl Regroup {
     }
 
     /// Returns whether the protocol can decide on this set. It may lack its proposer, which has
-    /// adopted the proposal of a lower rank.
+    /// adopted the proposal of a lower rank or leaves, and without ranks that leave it may be no
+    /// quorum. Decisions are unique because a quorum accepts them.
     fn can_be_decided(&self, members: &RankSet) -> bool {
-        let world = self.setup.world;
-        let is_enough = match self.setup.arbiter {
-            Arbiter::Quorum => is_quorum(members, world),
-            Arbiter::Directory => !members.is_empty(),
-        };
-        is_enough && members.fits(world)
+        !members.is_empty() && members.fits(self.setup.world)
     }
 
     fn accept(&mut self, from: usize, members: RankSet, outputs: &mut Vec<Output>) {
@@ -272,7 +272,7 @@ impl Regroup {
             let adopted = accepted.chain(&self.accepted).max_by_key(|accepted| accepted.ballot);
             if let Some(adopted) = adopted {
                 let members = adopted.members.clone();
-                self.propose(members, outputs);
+                self.propose(members, true, outputs);
             } else {
                 self.choose(outputs);
             }
@@ -289,10 +289,12 @@ impl Regroup {
     /// after its promise, its peers may report that before this rank notices, and one of the two
     /// ends of that link has to go. So both are asked again, and a crashed one does not answer.
     fn choose(&mut self, outputs: &mut Vec<Output>) {
-        let rank = self.setup.rank;
+        let RegroupSetup { rank, world, leaves, .. } = self.setup;
         let Role::Preparing { promises, confirmed } = &mut self.role else { return };
-        let own = (rank, &self.lost);
-        let lost = promises.iter().map(|(&peer, promise)| (peer, &promise.lost)).chain([own]).collect();
+        let own = (rank, &self.lost, leaves);
+        let reports = promises.iter().map(|(&peer, promise)| (peer, &promise.lost, promise.leaves)).chain([own]);
+        let leaving: RankSet = reports.clone().filter(|(.., leaves)| *leaves).map(|(peer, ..)| peer).collect();
+        let lost = reports.filter(|(.., leaves)| !leaves).map(|(peer, lost, _)| (peer, lost)).collect();
         let broken = broken_links(&lost);
         let is_confirmed = |peer, peers: &RankSet| confirmed.get(&peer).is_some_and(|known| peers.is_subset(known));
         let unconfirmed = broken.iter().filter(|&(&peer, peers)| !peers.is_empty() && !is_confirmed(peer, peers));
@@ -306,19 +308,19 @@ impl Regroup {
             return;
         }
         let members = clique(rank, &broken);
-        match self.too_small(&members) {
+        let voters: RankSet = members.iter().chain(leaving.iter()).collect();
+        match self.too_small(&members, &voters) {
             // Not even proposed: another proposer may find a larger set.
             Some(reason) => self.stop(reason, outputs),
-            None => self.propose(members, outputs),
+            None => self.propose(members, is_quorum(&voters, world), outputs),
         }
     }
 
-    fn propose(&mut self, members: RankSet, outputs: &mut Vec<Output>) {
-        let RegroupSetup { rank, world, arbiter, .. } = self.setup;
+    fn propose(&mut self, members: RankSet, has_quorum: bool, outputs: &mut Vec<Output>) {
+        let RegroupSetup { rank, arbiter, .. } = self.setup;
         match arbiter {
             Arbiter::Directory => {
                 self.role = Role::AskingDirectory;
-                let has_quorum = is_quorum(&members, world);
                 outputs.push(Output::AskDirectory { members, has_quorum });
             }
             Arbiter::Quorum => {

@@ -7,12 +7,12 @@ fn set<const N: usize>(ranks: [usize; N]) -> RankSet {
 }
 
 fn start(rank: usize, world: usize, lost: &[usize]) -> (Regroup, Vec<Output>) {
-    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Quorum, min_workers: 1 };
+    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Quorum, min_workers: 1, leaves: false };
     Regroup::start(setup, &lost.iter().copied().collect())
 }
 
 fn start_with_directory(rank: usize, world: usize, min_workers: usize, lost: &[usize]) -> (Regroup, Vec<Output>) {
-    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Directory, min_workers };
+    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Directory, min_workers, leaves: false };
     Regroup::start(setup, &lost.iter().copied().collect())
 }
 
@@ -25,12 +25,12 @@ fn to(to: usize, message: RegroupMessage) -> Output {
 }
 
 fn promise<const N: usize>(lost: [usize; N]) -> RegroupMessage {
-    RegroupMessage::Promise { lost: set(lost), accepted: None }
+    RegroupMessage::Promise { lost: set(lost), accepted: None, leaves: false }
 }
 
 fn promise_with<const N: usize>(ballot: usize, members: [usize; N]) -> RegroupMessage {
     let accepted = Some(Accepted { ballot, members: set(members) });
-    RegroupMessage::Promise { lost: set([]), accepted }
+    RegroupMessage::Promise { lost: set([]), accepted, leaves: false }
 }
 
 fn suspect<const N: usize>(lost: [usize; N]) -> RegroupMessage {
@@ -43,6 +43,11 @@ fn propose<const N: usize>(members: [usize; N]) -> RegroupMessage {
 
 fn install<const N: usize>(members: [usize; N]) -> RegroupMessage {
     RegroupMessage::Install { members: set(members) }
+}
+
+/// The promise of a rank that leaves.
+fn farewell<const N: usize>(lost: [usize; N]) -> RegroupMessage {
+    RegroupMessage::Promise { lost: set(lost), accepted: None, leaves: true }
 }
 
 const PREPARE: RegroupMessage = RegroupMessage::Prepare;
@@ -258,6 +263,47 @@ fn a_decided_set_below_min_workers_stops_its_members() {
 }
 
 #[test]
+fn a_rank_that_leaves_votes_but_is_no_member() {
+    let (mut lead, _) = start(0, 3, &[]);
+    lead.step(from(1, farewell([])));
+    let outputs = lead.step(from(2, promise([])));
+    assert_eq!(outputs, [to(1, propose([0, 2])), to(2, propose([0, 2]))]);
+    let members = set([0, 2]);
+    let decision = [to(2, install([0, 2])), to(1, install([0, 2])), Output::Install { members }];
+    assert_eq!(lead.step(from(1, ACCEPT)), decision);
+}
+
+#[test]
+fn a_lead_that_leaves_proposes_the_others() {
+    let setup = |arbiter, min_workers| RegroupSetup { rank: 0, world: 3, arbiter, min_workers, leaves: true };
+    let (mut lead, _) = Regroup::start(setup(Arbiter::Quorum, 1), &set([]));
+    // Rank 1 leaves, too. What is left is no quorum, but a quorum has decided it.
+    lead.step(from(1, farewell([2])));
+    let outputs = lead.step(from(2, promise([1])));
+    assert_eq!(outputs, [to(1, propose([2])), to(2, propose([2]))], "links of a rank that leaves do not matter");
+    let excluded = || Output::Stop(StopReason::Excluded { members: set([2]) });
+    assert_eq!(lead.step(from(1, ACCEPT)), [to(2, install([2])), to(1, install([2])), excluded()]);
+    let (mut last, _) = start(2, 3, &[]);
+    last.step(from(0, PREPARE));
+    assert_eq!(last.step(from(0, propose([2]))), [to(0, ACCEPT)]);
+    let outputs = last.step(from(0, install([2])));
+    assert_eq!(outputs, [to(1, install([2])), Output::Install { members: set([2]) }]);
+    // The directory is asked at once: all ranks agree.
+    let (mut lead, _) = Regroup::start(setup(Arbiter::Directory, 1), &set([]));
+    lead.step(from(1, farewell([])));
+    let outputs = lead.step(from(2, promise([])));
+    assert_eq!(outputs, [Output::AskDirectory { members: set([2]), has_quorum: true }]);
+}
+
+#[test]
+fn a_loss_beside_a_leave_may_leave_too_few() {
+    let setup = RegroupSetup { rank: 0, world: 3, arbiter: Arbiter::Quorum, min_workers: 0, leaves: true };
+    let (mut lead, _) = Regroup::start(setup, &set([2]));
+    let stop = Output::Stop(StopReason::TooFew { left: 0, min_workers: 1 });
+    assert_eq!(lead.step(from(1, farewell([2]))), [stop]);
+}
+
+#[test]
 fn nonsense_is_ignored() {
     let (mut lead, _) = start(0, 4, &[3]);
     let before = lead.clone();
@@ -267,7 +313,6 @@ fn nonsense_is_ignored() {
         from(9, PREPARE),
         from(1, ACCEPT),
         from(1, install([])),
-        from(1, install([2])),
         from(1, install([0, 1, 4])),
         from(1, install([0, usize::MAX])),
         from(1, promise_with(0, [0, 1, 2])),

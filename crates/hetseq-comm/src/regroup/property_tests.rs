@@ -24,9 +24,9 @@ fn any_message() -> impl Strategy<Value = RegroupMessage> {
     prop_oneof![
         any_set().prop_map(|lost| RegroupMessage::Suspect { lost }),
         Just(RegroupMessage::Prepare),
-        (any_set(), accepted()).prop_map(|(lost, accepted)| {
+        (any_set(), accepted(), any::<bool>()).prop_map(|(lost, accepted, leaves)| {
             let accepted = accepted.map(|(ballot, members)| Accepted { ballot, members });
-            RegroupMessage::Promise { lost, accepted }
+            RegroupMessage::Promise { lost, accepted, leaves }
         }),
         any_set().prop_map(|members| RegroupMessage::Propose { members }),
         Just(RegroupMessage::Accept),
@@ -50,6 +50,8 @@ fn any_arbiter() -> impl Strategy<Value = Arbiter> {
 /// A group whose schedule comes from a list of numbers.
 struct Group {
     setup: RegroupSetup,
+    /// The ranks that leave.
+    leaving: RankSet,
     machines: Vec<Option<Regroup>>,
     /// The last output of each rank.
     results: Vec<Option<Output>>,
@@ -61,9 +63,10 @@ struct Group {
 }
 
 impl Group {
-    fn new(world: usize, arbiter: Arbiter) -> Group {
+    fn new(world: usize, arbiter: Arbiter, leaving: RankSet) -> Group {
         Group {
-            setup: RegroupSetup { rank: 0, world, arbiter, min_workers: 1 },
+            setup: RegroupSetup { rank: 0, world, arbiter, min_workers: 1, leaves: false },
+            leaving,
             machines: vec![None; world],
             results: vec![None; world],
             links: BTreeMap::new(),
@@ -82,17 +85,25 @@ impl Group {
         (0..self.setup.world).filter(|&peer| peer != rank).for_each(|peer| self.endings.push((peer, rank)));
     }
 
-    fn input(&mut self, rank: usize, input: Input) {
-        if self.results[rank].is_some() {
-            return;
-        }
-        let mut outputs = Vec::new();
-        if self.machines[rank].is_none() {
-            let (machine, first) = Regroup::start(RegroupSetup { rank, ..self.setup }, &RankSet::new());
+    /// Starts the machine of a rank that has none yet.
+    fn start(&mut self, rank: usize) {
+        if self.machines[rank].is_none() && self.results[rank].is_none() {
+            let leaves = self.leaving.contains(rank);
+            let (machine, outputs) = Regroup::start(RegroupSetup { rank, leaves, ..self.setup }, &RankSet::new());
             self.machines[rank] = Some(machine);
-            outputs = first;
+            self.carry_out(rank, outputs);
         }
-        outputs.extend(self.machines[rank].as_mut().unwrap().step(input));
+    }
+
+    fn input(&mut self, rank: usize, input: Input) {
+        self.start(rank);
+        if self.results[rank].is_none() {
+            let outputs = self.machines[rank].as_mut().unwrap().step(input);
+            self.carry_out(rank, outputs);
+        }
+    }
+
+    fn carry_out(&mut self, rank: usize, outputs: Vec<Output>) {
         for output in outputs {
             match output {
                 Output::Send { to, message } => self.links.entry((rank, to)).or_default().push_back(message),
@@ -138,7 +149,7 @@ proptest! {
         lost in any_set(),
         inputs in vec(any_input(), 0..40),
     ) {
-        let (mut machine, mut outputs) = Regroup::start(RegroupSetup { rank, world: 5, arbiter, min_workers: 2 }, &lost);
+        let (mut machine, mut outputs) = Regroup::start(RegroupSetup { rank, world: 5, arbiter, min_workers: 2, leaves: false }, &lost);
         for input in inputs {
             prop_assert!(!machine.waiting_for().to_string().is_empty());
             outputs.extend(machine.step(input));
@@ -195,10 +206,16 @@ proptest! {
         arbiter in any_arbiter(),
         crashes in btree_set(0..9_usize, 0..3),
         cuts in vec((0..9_usize, 0..9_usize), 0..4),
+        leaving in rank_sets(9),
         faults_at in vec(0..40_usize, 8),
         choices in vec(any::<usize>(), 400),
     ) {
-        let mut group = Group::new(world, arbiter);
+        let leaving: RankSet = leaving.iter().filter(|&rank| rank < world).collect();
+        let mut group = Group::new(world, arbiter, leaving.clone());
+        if !leaving.is_empty() {
+            // By agreement.
+            (0..world).for_each(|rank| group.start(rank));
+        }
         let mut faults: Vec<(usize, usize, usize)> = Vec::new();
         let mut times = faults_at.into_iter();
         faults.extend(crashes.iter().map(|rank| rank % world).zip(&mut times).map(|(rank, at)| (at, rank, rank)));
@@ -231,5 +248,11 @@ proptest! {
         }), "{:?} {:?}", group.results, group.machines);
         sets.dedup();
         prop_assert!(sets.len() <= 1, "{:?}", group.results);
+        let is_left = |rank| sets.iter().all(|members| !members.contains(rank));
+        prop_assert!(leaving.iter().all(is_left), "{:?}", group.results);
+        if crashes.is_empty() && cuts.is_empty() && !leaving.is_empty() && leaving.len() < world {
+            let stay: RankSet = (0..world).filter(|&rank| !leaving.contains(rank)).collect();
+            prop_assert_eq!(sets, [&stay]);
+        }
     }
 }

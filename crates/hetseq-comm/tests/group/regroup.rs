@@ -106,6 +106,39 @@ fn a_rank_that_fails_says_why() {
     assert_continued(&outcomes, &[0, 1, 3]);
 }
 
+/// Ranks leave by agreement, whichever and how many: also the lead, and also a majority.
+#[test]
+fn ranks_leave_politely() {
+    let dir = tempfile::tempdir().unwrap();
+    let by_directory = RegroupRules { directory: Some(dir.path().to_owned()), ..rules() };
+    for rules in [rules(), by_directory] {
+        for leaving in [&[1][..], &[0], &[0, 1], &[3, 0, 2]] {
+            let outcomes = on_each(joined(4), |mut group| {
+                let rank = group.rank();
+                group.set_regroup_rules(rules.clone());
+                // After it, each knows who leaves; after the barrier, each knows that all know.
+                assert_eq!(sum(&mut group, rank as f32).unwrap(), 6.0);
+                if let Err(error) = group.barrier() {
+                    assert!(matches!(error, CommError::Regrouping { .. }), "{error}");
+                }
+                if leaving.contains(&rank) {
+                    group.leave().unwrap();
+                    group.close();
+                    return None;
+                }
+                let survivors = group.regroup().unwrap().survivors;
+                let sum = sum(&mut group, rank as f32).unwrap();
+                let rank = group.rank();
+                group.close();
+                Some(Outcome::Continued { rank, survivors, sum })
+            });
+            let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
+            let stay: Vec<usize> = (0..4).filter(|rank| !leaving.contains(rank)).collect();
+            assert_continued(&outcomes, &stay);
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_ends_the_run_ends_it_for_all() {
     on_each(joined(3), |mut group| {

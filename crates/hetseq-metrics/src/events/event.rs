@@ -118,7 +118,7 @@ pub enum Event {
         paused_seconds: f64,
     },
     /// Totals per device and rank since the start of this process group, or since it regrouped.
-    /// Emitted at the end, and before `Lost` and `Regrouped`. Ranks are numbered as in the current
+    /// Emitted at the end, and before `Lost`, `Left` and `Regrouped`. Ranks are numbered as in the current
     /// group: those that are left keep their order and are numbered from zero again.
     Workers {
         update: u64,
@@ -139,6 +139,18 @@ pub enum Event {
         rank: usize,
         host: String,
         reason: String,
+    },
+    /// A rank has left, because its machine is needed for something else.
+    Left {
+        /// Updates done before.
+        update: u64,
+        /// Its number at the start of this process group.
+        rank: usize,
+        host: String,
+        /// What asked it to leave.
+        reason: String,
+        /// Of all ranks before.
+        shares: Vec<ShareChange>,
     },
     /// The ranks that are left continue as a new group.
     Regrouped {
@@ -164,7 +176,7 @@ pub enum Event {
         host: String,
         seconds: f64,
     },
-    /// Another rank writes checkpoints and events from now on, because rank 0 was lost.
+    /// Another rank writes checkpoints and events from now on, because rank 0 was lost or has left.
     Lead {
         update: u64,
         host: String,
@@ -184,7 +196,7 @@ pub enum Event {
     End {
         update: u64,
         /// `finished`, `stopped` (with a checkpoint saved, by a signal or because too few ranks are
-        /// left) or `failed`.
+        /// left), `left` (the other ranks continue) or `failed`.
         outcome: String,
         seconds: f64,
         /// The total time for which updates waited for samples.
@@ -213,6 +225,16 @@ impl Event {
 fn numbers_only<'de, D: Deserializer<'de>>(fields: D) -> Result<BTreeMap<String, f64>, D::Error> {
     let fields = BTreeMap::<String, serde_json::Value>::deserialize(fields)?;
     Ok(fields.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect())
+}
+
+/// The part of an update that a rank computes, before and after the group has changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShareChange {
+    /// Its number at the start of the process group.
+    pub rank: usize,
+    pub before: f64,
+    /// 0 if it is no member any more.
+    pub after: f64,
 }
 
 /// A config key with its old and new value, as TOML; `None` if it is not set.

@@ -6,5 +6,5 @@ pub mod report;
 pub mod sink;
 mod worker_totals;
 
-pub use event::{Change, Event, RankReport, WorkerReport};
+pub use event::{Change, Event, RankReport, ShareChange, WorkerReport};
 pub use worker_totals::{RankSeconds, WorkerTotals};

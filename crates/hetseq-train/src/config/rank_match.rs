@@ -16,7 +16,7 @@ use crate::task::compute::TaskKeys;
 
 /// Keys that may differ between ranks, besides those that a task names
 /// (`Task::PATH_KEYS`, `Task::LOCAL_KEYS`). A section name means all its keys.
-const LOCAL: [&str; 14] = [
+const LOCAL: [&str; 15] = [
     "run.dir",
     "run.devices",
     "run.precision",
@@ -29,6 +29,7 @@ const LOCAL: [&str; 14] = [
     "batch.max_tokens",
     "batch.probe_s",
     "comm",
+    "elastic.leave_when",
     "emulate",
     "debug",
 ];

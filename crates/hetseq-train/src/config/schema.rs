@@ -243,11 +243,36 @@ pub struct Elastic {
     pub enabled: bool,
     /// Stop if fewer ranks than this are left.
     pub min_workers: usize,
+    /// When this machine leaves by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leave_when: Option<LeaveWhen>,
+}
+
+/// When a borrowed machine is needed for something else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LeaveWhen {
+    /// A command of the shell exits with 0.
+    pub command: Option<String>,
+    /// The load average is above this, without the threads of this run on this machine.
+    pub load: Option<f64>,
+    /// Another user than the one who runs this process is logged in.
+    pub user: bool,
+    /// For how long one of these must hold before the machine leaves.
+    pub after_s: f64,
+    /// For how long none may hold before it returns.
+    pub free_s: f64,
+}
+
+impl Default for LeaveWhen {
+    fn default() -> Self {
+        LeaveWhen { command: None, load: None, user: false, after_s: 10.0, free_s: 300.0 }
+    }
 }
 
 impl Default for Elastic {
     fn default() -> Self {
-        Elastic { enabled: true, min_workers: 1 }
+        Elastic { enabled: true, min_workers: 1, leave_when: None }
     }
 }
 

@@ -4,7 +4,7 @@ use hetseq_balance::SplitMode;
 use hetseq_comm::Algorithm;
 use hetseq_kernels::Dtype;
 
-use super::{Comm, Config, Every};
+use super::{Comm, Config, Every, LeaveWhen};
 
 impl<C> Config<C> {
     /// Returns the first invalid value, with its key and what to do.
@@ -12,6 +12,7 @@ impl<C> Config<C> {
         self.check_run()?;
         self.check_batch()?;
         self.comm.check()?;
+        self.elastic.leave_when.as_ref().map_or(Ok(()), LeaveWhen::check)?;
         if self.checkpoint.keep == 0 {
             return Err("checkpoint.keep must be at least 1".to_owned());
         }
@@ -64,6 +65,27 @@ impl<C> Config<C> {
                 return Err(format!(
                     "{key} needs batch.probe_s above 0: what fits is measured before the first update"
                 ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LeaveWhen {
+    fn check(&self) -> Result<(), String> {
+        let LeaveWhen { command, load, user, after_s, free_s } = self;
+        if command.is_none() && load.is_none() && !user {
+            return Err("elastic.leave_when needs a condition: command, load or user = true".to_owned());
+        }
+        if command.as_ref().is_some_and(|command| command.trim().is_empty()) {
+            return Err("elastic.leave_when.command is empty; leave it out".to_owned());
+        }
+        if let Some(load) = load.filter(|load| !(load.is_finite() && *load > 0.0)) {
+            return Err(format!("elastic.leave_when.load = {load} must be above 0"));
+        }
+        for (name, seconds) in [("after_s", after_s), ("free_s", free_s)] {
+            if !(0.0..=1e7).contains(seconds) {
+                return Err(format!("elastic.leave_when.{name} = {seconds} must be 0 to 10,000,000 seconds"));
             }
         }
         Ok(())

@@ -105,15 +105,21 @@ impl ClusterProfile {
 
     /// The part of an update that each rank computes; that of each device if there is only one rank.
     pub(crate) fn shares(&self, work: &[AssignedWork]) -> Vec<f64> {
-        let is_alone = self.profile.ranks.len() == 1;
-        let mut samples = vec![0; if is_alone { work.len() } else { self.profile.ranks.len() }];
-        for (device, (work, (rank, _))) in work.iter().zip(&self.members).enumerate() {
-            if let Some(sum) = samples.get_mut(if is_alone { device } else { *rank }) {
+        match self.profile.ranks.len() {
+            1 => parts(work.iter().map(|work| work.samples).collect()),
+            _ => self.rank_shares(work),
+        }
+    }
+
+    /// The part of an update that each rank computes.
+    pub(crate) fn rank_shares(&self, work: &[AssignedWork]) -> Vec<f64> {
+        let mut samples = vec![0; self.profile.ranks.len()];
+        for (work, (rank, _)) in work.iter().zip(&self.members) {
+            if let Some(sum) = samples.get_mut(*rank) {
                 *sum += work.samples;
             }
         }
-        let all = samples.iter().sum::<u64>().max(1) as f64;
-        samples.iter().map(|&samples| samples as f64 / all).collect()
+        parts(samples)
     }
 
     /// The micro-batches of this rank's devices.
@@ -129,4 +135,9 @@ impl ClusterProfile {
         };
         shares[self.local.clone()].iter().map(|share| share.micro.iter().map(micro).collect()).collect()
     }
+}
+/// Each count as a part of all.
+fn parts(samples: Vec<u64>) -> Vec<f64> {
+    let all = samples.iter().sum::<u64>().max(1) as f64;
+    samples.into_iter().map(|samples| samples as f64 / all).collect()
 }

@@ -82,6 +82,13 @@ impl RunEvents {
         Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
+    /// Writes what is queued, and no event after that: another rank takes over the file.
+    pub(crate) fn close(&mut self) {
+        if let Some(journal) = self.journal.take() {
+            journal.flush(EVENTS_TIMEOUT);
+        }
+    }
+
     /// Queues `event`. Never blocks, except for the last event of a run. Errors of earlier events
     /// become warnings.
     pub(crate) fn emit(&mut self, event: &Event) {

@@ -1,5 +1,6 @@
 //! The run directory: events (`events`), small files (`run_files`), files of earlier runs
-//! (`archive`), and the lock that excludes a second process (`lock`). Checkpoints have a separate
+//! (`archive`), requests to stop
+//! (`stop_file`), and the lock that excludes a second process (`lock`). Checkpoints have a separate
 //! module, [`crate::checkpoint`].
 
 pub(crate) mod archive;
@@ -7,3 +8,4 @@ pub(crate) mod audit;
 pub(crate) mod events;
 pub(crate) mod lock;
 pub(crate) mod run_files;
+pub(crate) mod stop_file;

@@ -1,20 +1,22 @@
-//! Small files of the run directory: the config and the environment, with the id of the run. Written
-//! once at the start, on rank 0.
+//! Small files of the run directory: the config and the environment, with the ids of the run and of
+//! the process that leads it. Written once at the start, on rank 0, and by a rank that takes over.
 
 use std::path::Path;
 
 use fs_err as fs;
 
 use crate::error::TrainError;
+use crate::run_dir::stop_file::lead_id;
 
-const ENVIRONMENT: &str = "env.json";
+pub(crate) const ENVIRONMENT: &str = "env.json";
 
 /// Writes the resolved config, which alone reproduces the run, and a description of the machine.
-/// `run` is the id of the run.
+/// `run` is the id of the run. This process leads it from now on.
 pub(crate) fn write_run_files(dir: &Path, config: &str, world: usize, run: Option<&str>) -> Result<(), TrainError> {
     let env = serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
         "run": run,
+        "lead": lead_id()?,
         "os": std::env::consts::OS,
         "arch": std::env::consts::ARCH,
         "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),

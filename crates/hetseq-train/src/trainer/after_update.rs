@@ -9,21 +9,23 @@ use crate::trainer::state::Best;
 use crate::trainer::stop::StopRequest;
 
 use super::boundary::Boundary;
-use super::{RunOutcome, Trainer};
+use super::leave::Verdict;
+use super::{Pause, RunOutcome, Trainer};
 
 /// What became of a validation.
 enum Validated {
     /// Whether it is the best so far.
     Done(bool),
     /// All ranks have dropped it.
-    Stopped(StopRequest),
+    Stopped,
 }
 
 impl Trainer {
     /// Validates and saves if they are due after the update just done. A run that ends is validated
     /// and saved. One that stops is always saved, without a validation that is due or in progress:
-    /// the resume begins with it. Returns the outcome if the run ends here, before its planned end.
-    pub(super) fn after_update(&mut self) -> Result<Option<RunOutcome>, TrainError> {
+    /// the resume begins with it. If ranks leave, the others repeat all of this. Returns why the
+    /// updates pause here, before their planned end.
+    pub(super) fn after_update(&mut self) -> Result<Option<Pause>, TrainError> {
         let Some(next) = self.boundary.as_ref().map(Boundary::decisions) else { return Ok(None) };
         let cursor = self.learner.state.cursor.clone();
         let (updates, epoch, epoch_ended) = (cursor.updates, cursor.epoch, cursor.epoch != next.epoch);
@@ -31,22 +33,24 @@ impl Trainer {
         let ends = next.ends || is_last;
         let is_repeated = self.learner.state.unfinished_validation.take().is_some();
         let validates = is_repeated || ends || self.config.valid.every.is_due(updates, epoch, epoch_ended);
-        let (mut stop, mut is_best) = (next.stop, false);
-        if validates && stop.is_none() {
+        let mut verdict = if next.is_asked_to_stop { self.confer()? } else { Verdict::Continue };
+        // None: it must be found out.
+        let mut is_best = (!validates).then_some(false);
+        while verdict == Verdict::Continue && is_best.is_none() {
             match self.validate()? {
-                Validated::Done(best) => is_best = best,
-                Validated::Stopped(request) => stop = Some(request),
+                Validated::Done(best) => is_best = Some(best),
+                Validated::Stopped => verdict = self.confer()?,
             }
         }
-        if let Some(request) = stop {
-            self.learner.state.unfinished_validation = validates.then_some(next.epoch);
-            self.announce_stop(request);
-            self.save()?;
-            self.leave_boundary();
-            self.finish_saves()?;
-            self.final_sync()?;
-            return Ok(Some(RunOutcome::Stopped));
+        match verdict {
+            Verdict::Continue => {}
+            Verdict::Stop(request) => {
+                self.learner.state.unfinished_validation = validates.then_some(next.epoch);
+                return self.stop(request).map(Some);
+            }
+            Verdict::Leave(leaving) => return self.prepare_leave(leaving).map(Some),
         }
+        let is_best = is_best == Some(true);
         let ends_early = next.ends || (validates && !is_last && self.patience_has_run_out());
         let is_due = self.config.checkpoint.every.is_due(updates, epoch, epoch_ended);
         if ends || ends_early || is_best || is_due || is_repeated {
@@ -54,18 +58,28 @@ impl Trainer {
         }
         self.leave_boundary();
         if ends_early {
-            return self.end_early().map(Some);
+            return self.end_early().map(Pause::Ended).map(Some);
         }
         Ok(None)
     }
 
-    /// Logs that another rank got a signal. That rank has already logged it.
+    /// Saves and ends the run on all ranks.
+    fn stop(&mut self, request: StopRequest) -> Result<Pause, TrainError> {
+        self.announce_stop(request);
+        self.save()?;
+        self.leave_boundary();
+        self.finish_saves()?;
+        self.final_sync()?;
+        Ok(Pause::Ended(RunOutcome::Stopped))
+    }
+
+    /// Logs that another rank was asked to stop. That rank has already logged it.
     pub(super) fn announce_stop(&self, request: StopRequest) {
-        let StopRequest { rank, signal } = request;
+        let StopRequest { rank, cause } = request;
         if rank != self.session.group.rank() {
             let host = self.session.group.host(rank);
             tracing::warn!(
-                "rank {rank} ({host}) was asked to stop by {signal}: saving after {}, then the run exits with code 75",
+                "rank {rank} ({host}) was asked to stop by {cause}: saving after {}, then the run exits with code 75",
                 at_update(self.learner.updates())
             );
         }
@@ -81,7 +95,7 @@ impl Trainer {
         let evaluation = match evaluate(&mut self.session, &self.valid_loader, planner, split, Some(&self.stop))? {
             Evaluated::Done(evaluation) => evaluation,
             Evaluated::NoSamples => return Ok(Validated::Done(false)),
-            Evaluated::Stopped(request) => return Ok(Validated::Stopped(request)),
+            Evaluated::Stopped => return Ok(Validated::Stopped),
         };
         if !evaluation.loss.is_finite() {
             let what = format!("the loss of the validation after it is {}", evaluation.loss);

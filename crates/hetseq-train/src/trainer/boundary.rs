@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use crate::data::update_sampler::PlannedUpdate;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::state::State;
-use crate::trainer::stop::StopRequest;
 
 use super::Trainer;
 use super::checkpointing::Checkpointing;
@@ -27,14 +26,14 @@ pub(super) struct BoundaryDecisions {
     pub(super) epoch: u64,
     /// The run ends before the next update, though it was planned.
     pub(super) ends: bool,
-    /// The first rank that was asked to stop.
-    pub(super) stop: Option<StopRequest>,
+    /// Ranks were asked to stop: before anything else, they agree on what follows (`leave.rs`).
+    pub(super) is_asked_to_stop: bool,
 }
 
 impl BoundaryDecisions {
     /// The decisions after `update`, from the header of the next one.
     pub(super) fn of(update: &PlannedUpdate, next: &MergedHeader) -> Self {
-        BoundaryDecisions { epoch: update.epoch, ends: next.ends, stop: next.stop }
+        BoundaryDecisions { epoch: update.epoch, ends: next.ends, is_asked_to_stop: next.stop.is_some() }
     }
 }
 
@@ -58,7 +57,7 @@ impl Trainer {
     /// resume from its checkpoint.
     pub(super) fn resume_boundary(&mut self) {
         if let Some(epoch) = self.learner.state.unfinished_validation {
-            self.enter_boundary(BoundaryDecisions { epoch, ends: false, stop: None });
+            self.enter_boundary(BoundaryDecisions { epoch, ends: false, is_asked_to_stop: false });
         }
     }
 

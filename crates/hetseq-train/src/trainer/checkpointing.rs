@@ -99,6 +99,11 @@ impl Checkpointing {
         self.reconsider_best(state);
     }
 
+    /// Stops to save on this rank, which does not lead any more.
+    pub(super) fn hand_over(&mut self) {
+        (self.writer, self.lock) = (None, None);
+    }
+
     /// The number of bests so far.
     pub(super) fn bests(&self) -> usize {
         self.bests.len()

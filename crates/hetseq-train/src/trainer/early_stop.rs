@@ -15,7 +15,8 @@ use crate::error::TrainError;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::state::Best;
 
-use super::{RunOutcome, Trainer};
+use super::leave::Verdict;
+use super::{Pause, RunOutcome, Trainer};
 
 /// Why a run ends early.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,24 +78,29 @@ impl Trainer {
         out_of_patience(&self.config, self.learner.state.record.as_ref(), &self.config.checkpoint.best)
     }
 
-    /// Before the first update of this process: a run that ended early, and was restarted, ends
-    /// again. One that was asked to stop saves even here, so that a stop always leaves a
-    /// checkpoint.
-    pub(super) fn end_at_once(&mut self, merged: &MergedHeader) -> Result<Option<RunOutcome>, TrainError> {
-        if !merged.ends && merged.stop.is_none() {
-            return Ok(None);
-        }
-        if let Some(request) = merged.stop {
-            self.announce_stop(request);
-            self.save()?;
-        }
+    /// Before the first update of this process, or of this group: a run that ended early, and was
+    /// restarted, ends again. One that was asked to stop saves even here, so that a stop always leaves
+    /// a checkpoint.
+    pub(super) fn end_at_once(&mut self, merged: &MergedHeader) -> Result<Option<Pause>, TrainError> {
+        let verdict = if merged.stop.is_some() { self.confer()? } else { Verdict::Continue };
+        let outcome = match verdict {
+            Verdict::Continue if merged.ends => RunOutcome::Finished,
+            Verdict::Continue => return Ok(None),
+            Verdict::Leave(leaving) => return self.prepare_leave(leaving).map(Some),
+            Verdict::Stop(request) => {
+                self.announce_stop(request);
+                self.save()?;
+                RunOutcome::Stopped
+            }
+        };
         self.finish_saves()?;
         // The header was the last exchange. With this one all ranks end as rank 0 does.
         self.session.group.barrier()?;
         if merged.ends {
             self.emit_early_stop();
+            return Ok(Some(Pause::Ended(RunOutcome::Finished)));
         }
-        Ok(Some(if merged.ends { RunOutcome::Finished } else { RunOutcome::Stopped }))
+        Ok(Some(Pause::Ended(outcome)))
     }
 
     /// Ends the run after an update that was validated and saved.

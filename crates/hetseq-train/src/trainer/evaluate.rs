@@ -18,7 +18,7 @@ use crate::task::{Metric, Split, Totals};
 use crate::trainer::losses::{mean_losses, named, weighted};
 use crate::trainer::messages;
 use crate::trainer::session::Session;
-use crate::trainer::stop::{StopFlag, StopRequest, StopSignal};
+use crate::trainer::stop::{Announcement, StopFlag, StopRequest};
 use crate::trainer::valid_rounds::ValidRounds;
 
 /// The result of an evaluation.
@@ -63,7 +63,7 @@ pub(crate) enum Evaluated {
     /// The task has no validation samples.
     NoSamples,
     /// A rank was asked to stop, and all ranks have dropped the evaluation.
-    Stopped(StopRequest),
+    Stopped,
 }
 
 /// Evaluates the devices' current parameters on the validation samples. A collective: all ranks call
@@ -114,9 +114,9 @@ pub(crate) fn evaluate(
             totals.merge(&part);
         }
         // Not only for the split: a rank that waits for a slow one sees its progress.
-        let (times, request) = exchange_round(&mut session.group, times, stop.and_then(StopFlag::get))?;
-        if let Some(request) = request {
-            return Ok(Evaluated::Stopped(request));
+        let (times, request) = exchange_round(&mut session.group, times, stop.and_then(StopFlag::announcement))?;
+        if request.is_some() {
+            return Ok(Evaluated::Stopped);
         }
         rounds.observe(round.len(), times.iter().copied().max().unwrap_or(0) as f64 * 1e-6);
         let done = |(work, &micros): (&AssignedWork, &u64)| WorkTime { base_s: work.base_s, micros, after_micros: 0 };
@@ -196,14 +196,14 @@ fn check(totals: &Totals, samples: u64, skipped: Option<&SkippedSample>) -> Resu
 }
 
 /// Microseconds that each device of each rank computed in a round, in the order of the cluster, and
-/// the first rank that was asked to stop.
+/// the first rank that was asked to stop, if the ranks must deal with that now.
 fn exchange_round(
     group: &mut Group,
     times: Vec<u64>,
-    stop: Option<StopSignal>,
+    stop: Option<Announcement>,
 ) -> Result<(Vec<u64>, Option<StopRequest>), TrainError> {
     let (times, stops): (Vec<Vec<u64>>, Vec<_>) = messages::all_gather(group, &(times, stop))?.into_iter().unzip();
-    Ok((times.into_iter().flatten().collect(), StopRequest::first(stops)))
+    Ok((times.into_iter().flatten().collect(), StopRequest::due(stops)))
 }
 
 /// Sums over the ranks, added in rank order on each rank.

@@ -114,7 +114,7 @@ impl Trainer {
             layout: self.session.layout.hash(),
             samples: 0,
             counts: vec![0; self.terms.len()],
-            stop: self.stop.get(),
+            stop: self.stop.announcement(),
             ends: self.ends_before(cursor),
             lr: self.learner.lr_at(cursor),
             checksum: self.learner.new_checksum.take(),

@@ -7,7 +7,7 @@ use crate::task::skipped_samples::SkippedSample;
 
 use super::header::{DeviceTime, LostDevice, MergedHeader, RankTime, UpdateHeader, merge_headers};
 use super::messages;
-use super::stop::StopSignal;
+use super::stop::{Announcement, StopCause};
 
 /// A valid header for an update of 8 samples, of which each of two ranks computes half.
 fn header(rng: &mut Rng) -> UpdateHeader {
@@ -19,7 +19,7 @@ fn header(rng: &mut Rng) -> UpdateHeader {
         layout: 2,
         samples: 4,
         counts: vec![4; 2],
-        stop: (rng.below(8) == 0).then_some(StopSignal::Hangup),
+        stop: (rng.below(8) == 0).then_some(Announcement { cause: StopCause::Hangup, is_due: rng.below(2) == 0 }),
         ends: false,
         lr: 0.5,
         checksum: None,

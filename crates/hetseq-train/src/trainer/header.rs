@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::task::skipped_samples::SkippedSample;
-use crate::trainer::stop::{StopRequest, StopSignal};
+use crate::trainer::stop::{Announcement, StopRequest};
 
 use super::healing::odd_ranks;
 
@@ -22,8 +22,9 @@ pub(crate) struct UpdateHeader {
     /// Samples that this rank will compute, and the counts of each loss term in them.
     pub(crate) samples: u64,
     pub(crate) counts: Vec<u64>,
-    /// What asked this rank to stop, if it was: all save and exit without starting this update.
-    pub(crate) stop: Option<StopSignal>,
+    /// What asked this rank to stop, if it was: all ranks stop, or it leaves, without starting this
+    /// update.
+    pub(crate) stop: Option<Announcement>,
     /// Whether the run ends before this update, though it was planned. Rank 0's is used.
     pub(crate) ends: bool,
     /// Computed from the schedule. Rank 0's is used, since `cos` and `pow` differ between machines.
@@ -89,7 +90,7 @@ pub(crate) struct RankTime {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MergedHeader {
     pub(crate) counts: Vec<u64>,
-    /// The first rank that was asked to stop.
+    /// The first rank that was asked to stop, if the ranks must deal with that now.
     pub(crate) stop: Option<StopRequest>,
     pub(crate) ends: bool,
     pub(crate) lr: f64,
@@ -155,7 +156,7 @@ pub(crate) fn merge_headers(headers: &[UpdateHeader], expected: u64) -> Result<M
     }
     Ok(MergedHeader {
         counts,
-        stop: StopRequest::first(headers.iter().map(|header| header.stop)),
+        stop: StopRequest::due(headers.iter().map(|header| header.stop)),
         ends: first.ends,
         lr: first.lr,
         saved: first.saved,
@@ -206,6 +207,7 @@ impl MergedHeader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trainer::stop::StopCause;
 
     fn header(samples: u64, count: u64) -> UpdateHeader {
         UpdateHeader {
@@ -271,7 +273,7 @@ mod tests {
     #[test]
     fn counts_are_added_and_any_rank_may_stop() {
         let mut second = header(0, 0);
-        second.stop = Some(StopSignal::Terminate);
+        second.stop = Some(Announcement { cause: StopCause::Terminate, is_due: true });
         second.lr = 0.25;
         second.ends = true;
         let first = UpdateHeader { saved: Some(6), best: Some(4), ..header(6, 60) };
@@ -279,7 +281,7 @@ mod tests {
         assert!(!merged.ends, "only rank 0 decides");
         assert_eq!((merged.saved, merged.best), (Some(6), Some(4)));
         assert_eq!((merged.data_wait_s(), merged.skipped.len()), (6e-6, 2));
-        let stop = StopRequest { rank: 1, signal: StopSignal::Terminate };
+        let stop = StopRequest { rank: 1, cause: StopCause::Terminate };
         assert_eq!((merged.counts, merged.stop, merged.lr, merged.devices.len()), (vec![60], Some(stop), 0.5, 2));
     }
 

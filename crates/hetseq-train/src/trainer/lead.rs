@@ -1,5 +1,5 @@
-//! Taking over the lead: what only rank 0 does, after the old rank 0 was lost. From here on this
-//! rank writes checkpoints and events and shows the progress. Called by `recovery.rs`.
+//! Taking over the lead: what only rank 0 does, after the old rank 0 was lost or has left. From here
+//! on this rank writes checkpoints and events and shows the progress. Called by `recovery.rs`.
 //!
 //! The old rank 0 may only be stopped and wake up later. It is not a member any more, and what it
 //! still writes does no harm: checkpoints of updates that were applied are valid and never replace
@@ -12,6 +12,7 @@ use crate::run::run_dir;
 use crate::run_dir::archive::archive_run;
 use crate::run_dir::lock::RunLock;
 use crate::run_dir::run_files::{run_in, write_run_files};
+use crate::run_dir::stop_file::StopFileWatch;
 
 use super::Trainer;
 use super::setup::start_writer;
@@ -27,6 +28,7 @@ impl Trainer {
         archive_run(&dir, (!is_other).then_some(updates))?;
         self.checkpointing.store().prepare()?;
         write_run_files(&dir, &self.session.task.config, self.session.group.world(), run.as_deref())?;
+        self.stop_file_watch = Some(StopFileWatch::start(&dir, self.stop.clone())?);
         let written = self.observer.events.take_over(&self.config, &dir, updates, self.boundary.is_some())?;
         let store = self.checkpointing.store().clone();
         let steps = store.steps()?;

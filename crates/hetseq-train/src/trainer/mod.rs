@@ -8,6 +8,7 @@
 mod after_update;
 mod bad_numbers;
 mod boundary;
+mod busy;
 mod checkpointing;
 pub(crate) mod early_checks;
 mod early_stop;
@@ -20,6 +21,7 @@ mod healing;
 mod in_progress;
 mod lead;
 mod learner;
+mod leave;
 pub(crate) mod loss_scale;
 mod loss_watch;
 pub(crate) mod losses;
@@ -52,8 +54,10 @@ use crate::error::TrainError;
 use crate::run::run_dir;
 use crate::run_dir::audit::AuditLine;
 use crate::run_dir::events::at_update;
+use crate::run_dir::stop_file::StopFileWatch;
 use crate::task::Term;
 use boundary::{Boundary, BoundaryDecisions};
+use busy::BusyWatch;
 use checkpointing::Checkpointing;
 use exchange::ReducedGradient;
 use header::MergedHeader;
@@ -65,8 +69,9 @@ use losses::{mean_losses, named, scales, weighted};
 use observer::Observer;
 use pipeline::{Pipeline, RequestedUpdate};
 use session::Session;
-use stop::StopFlag;
+use stop::{StopFlag, StopRequest};
 
+pub use busy::wait_until_free;
 pub use evaluate::Evaluation;
 
 /// A training run on one rank.
@@ -90,14 +95,31 @@ pub(crate) struct Trainer {
     repeats_failed: Option<u64>,
     loss_watch: LossWatch,
     replica_health: ReplicaHealth,
+    /// The ranks that leave, by agreement of all ranks.
+    leaving: Vec<StopRequest>,
+    /// On rank 0.
+    stop_file_watch: Option<StopFileWatch>,
+    _busy_watch: Option<BusyWatch>,
+}
+
+/// Why updates pause.
+enum Pause {
+    Ended(RunOutcome),
+    /// Ranks leave: see `leave.rs`.
+    Leave,
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunOutcome {
     Finished,
-    /// By a signal, or because too few ranks are left; with a checkpoint saved.
+    /// By a signal or `hetseq stop`, or because too few ranks are left; with a checkpoint saved.
     Stopped,
+    /// This rank was asked to leave. The others continue without it.
+    Left,
+    /// This rank has left, or a run of this rank alone has stopped with a checkpoint saved, because the
+    /// machine is needed for something else (`elastic.leave_when`). It may start again after that.
+    Busy,
 }
 
 impl Trainer {
@@ -118,47 +140,58 @@ impl Trainer {
         let outcome = match result {
             Ok(RunOutcome::Finished) => "finished",
             Ok(RunOutcome::Stopped) | Err(TrainError::CutOff { .. }) => "stopped",
+            Ok(RunOutcome::Left | RunOutcome::Busy) => "left",
             Err(_) => "failed",
         };
         self.observer.emit_end(self.learner.updates(), outcome, started.elapsed().as_secs_f64());
         let last = self.checkpointing.last_checkpoint();
+        result = result.map(|outcome| self.unless_busy(outcome));
         self.session.leave(result.map_err(|error| match error {
             TrainError::Comm(reason) => TrainError::Interrupted { reason: Box::new(reason), last },
             error => error,
         }))
     }
 
-    /// Trains until the planned end, an early stop, a signal or an error. Continues without ranks
-    /// that are lost, and with ranks whose parameters were wrong.
+    /// Trains until the planned end, an early stop, a request to stop or an error. Continues without
+    /// ranks that are lost or leave, and with ranks whose parameters were wrong.
     fn run(&mut self) -> Result<RunOutcome, TrainError> {
         self.start()?;
         self.resume_boundary();
         let mut result = self.run_updates();
         loop {
             let continued = match result {
-                Err(error) if self.can_recover(&error) => self.recover(error),
-                Err(error) if self.can_heal(&error) => self.heal(error),
-                result => return result,
+                Ok(Pause::Ended(outcome)) => return Ok(outcome),
+                Ok(Pause::Leave) => self.regroup(None),
+                Err(error) if self.can_recover(&error) => self.regroup(Some(error)),
+                Err(error) if self.can_heal(&error) => self.heal(error).map(|()| None),
+                Err(error) => return Err(error),
             };
-            result = continued.and_then(|()| self.run_updates());
+            result = match continued {
+                Ok(None) => self.run_updates(),
+                Ok(Some(outcome)) => return Ok(outcome),
+                Err(error) => Err(error),
+            };
         }
     }
 
-    /// Trains with the ranks that are there, until the end or until one is lost.
-    fn run_updates(&mut self) -> Result<RunOutcome, TrainError> {
+    /// Trains with the ranks that are there, until the end, or until one is lost or leaves.
+    fn run_updates(&mut self) -> Result<Pause, TrainError> {
         if self.boundary.is_some() {
-            if let Some(outcome) = self.after_update()? {
-                return Ok(outcome);
+            if let Some(pause) = self.after_update()? {
+                return Ok(pause);
             }
             self.observer.start_update();
         }
         let mut next = match self.resumed_update()? {
             Some(resumed) => resumed,
-            None => self.first_update()?,
+            None => {
+                let first = self.first_update()?;
+                if let Some(pause) = self.end_at_once(&first.merged)? {
+                    return Ok(pause);
+                }
+                first
+            }
         };
-        if let Some(outcome) = self.end_at_once(&next.merged)? {
-            return Ok(outcome);
-        }
         while let Some((update, loaded)) = next.work {
             let header = next.merged;
             self.check_background_work()?;
@@ -172,14 +205,14 @@ impl Trainer {
             self.in_progress = None;
             self.enter_boundary(BoundaryDecisions::of(&update, &next.merged));
             self.observe(&update, &gradient, &plan, &header, &next.merged)?;
-            if let Some(outcome) = self.after_update()? {
-                return Ok(outcome);
+            if let Some(pause) = self.after_update()? {
+                return Ok(pause);
             }
             self.observer.start_update();
         }
         self.finish_saves()?;
         self.final_sync()?;
-        Ok(RunOutcome::Finished)
+        Ok(Pause::Ended(RunOutcome::Finished))
     }
 
     /// Loads the parameters into the devices, and starts to load samples.

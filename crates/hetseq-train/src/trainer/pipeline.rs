@@ -139,6 +139,11 @@ impl Pipeline {
         self.requested.pop_front().unwrap_or_default()
     }
 
+    /// What the plan of the next update assigns to the devices of all ranks.
+    pub(super) fn next_work(&self) -> &[AssignedWork] {
+        self.requested.front().map_or(&[], |requested| &requested.work)
+    }
+
     /// Continues at `cursor` with another group of ranks. What was requested is dropped.
     pub(super) fn restart(&mut self, planner: Planner, loader: Loader, cursor: &Cursor) {
         (self.planner, self.loader, self.next) = (planner, loader, cursor.clone());

@@ -87,7 +87,7 @@ impl<'a> RankContribution<'a> {
             header.rank.data_micros = self.data_wait.as_micros() as u64;
             header.set_work(work, self.rank_label.clone());
         }
-        header.stop = self.sources.stop.get();
+        header.stop = self.sources.stop.announcement();
         messages::encode(header)
     }
 }

@@ -1,4 +1,4 @@
-//! Continuing without ranks that were lost. The ranks that are left regroup, agree on the newest
+//! Continuing without ranks that were lost, or that leave (`leave.rs`). The ranks that are left regroup, agree on the newest
 //! state that one of them has, and complete the update in progress: each keeps what it has computed
 //! of it, and the samples of lost ranks are computed again. Called by the loop when a collective has
 //! failed.
@@ -25,12 +25,13 @@ use crate::run_dir::audit::AuditLine;
 use crate::run_dir::events::at_update;
 use crate::trainer::header::MergedHeader;
 use crate::trainer::session::Session;
+use crate::trainer::stop::StopRequest;
 
 use super::boundary::Boundary;
 use super::in_progress::{InProgress, missing_samples};
 use super::learner::Learner;
 use super::setup::{broadcast_state, workers};
-use super::{Trainer, messages};
+use super::{RunOutcome, Trainer, messages};
 
 /// How far a rank is. The greatest is the newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -97,15 +98,25 @@ impl Trainer {
         self.config.elastic.enabled && matches!(error, TrainError::Comm(error) if error.is_lost_rank())
     }
 
-    /// Continues without the ranks that were lost. More may be lost meanwhile.
-    pub(super) fn recover(&mut self, mut error: TrainError) -> Result<(), TrainError> {
-        let (started, interrupted_s) = (Instant::now(), self.observer.seconds_since_update());
-        tracing::debug!("{error}");
+    /// Continues without the ranks that leave, and without those that were lost (`error`). More may be
+    /// lost meanwhile. If this rank leaves, returns how the run ended for it.
+    pub(super) fn regroup(&mut self, error: Option<TrainError>) -> Result<Option<RunOutcome>, TrainError> {
+        let started = Instant::now();
+        let interrupted_s = if error.is_some() { self.observer.seconds_since_update() } else { 0.0 };
+        if let Some(error) = error {
+            tracing::debug!("{error}");
+        }
         self.restore_boundary();
         self.hold_contribution()?;
+        if self.is_leaving() {
+            return self.leave_group().map(Some);
+        }
+        let host = |request: StopRequest| (request, self.session.group.host(request.rank).to_owned());
+        let leaving: Vec<(StopRequest, String)> = std::mem::take(&mut self.leaving).into_iter().map(host).collect();
+        let before = self.planned_shares();
         self.session.cluster.profile = self.pipeline.planner.profile();
         let mut lost = Vec::new();
-        while self.can_recover(&error) {
+        loop {
             let mut regrouped = self.session.regroup()?;
             lost.append(&mut regrouped.lost);
             if self.session.cluster.members.is_empty() {
@@ -113,18 +124,19 @@ impl Trainer {
                     "all ranks with devices are lost, and those that are left have none (run.devices = \"none\")";
                 return Err(self.save_cut_off(reason.to_owned(), false));
             }
+            self.stop.set_may_leave(self.session.group.world() > 1);
             match self.continue_in_new_group() {
                 Ok(()) => {
                     if lost.iter().any(|lost| lost.has_failed) {
                         self.repeats_failed = Some(self.learner.updates() + 1);
                     }
-                    self.emit_regrouped(&lost, regrouped.regroups, started, interrupted_s);
-                    return Ok(());
+                    self.emit_regrouped(lost, (leaving, before), regrouped.regroups, (started, interrupted_s));
+                    return Ok(None);
                 }
-                Err(next) => error = next,
+                Err(error) if self.can_recover(&error) => tracing::debug!("{error}"),
+                Err(error) => return Err(error),
             }
         }
-        Err(error)
     }
 
     /// Brings all ranks to one state and continues from it. A collective.
@@ -306,11 +318,26 @@ impl Trainer {
         Ok(())
     }
 
-    fn emit_regrouped(&mut self, lost: &[LostRank], regroups: u64, started: Instant, interrupted_s: f64) {
+    /// `leaving` are ranks that were asked to leave, with their hosts, and the shares of the ranks
+    /// before.
+    fn emit_regrouped(
+        &mut self,
+        mut lost: Vec<LostRank>,
+        (leaving, shares): (Vec<(StopRequest, String)>, Vec<(usize, f64)>),
+        regroups: u64,
+        (started, interrupted_s): (Instant, f64),
+    ) {
         let update = self.learner.updates();
         self.observer.emit_workers(update);
         self.observer.replace_workers(workers(&self.session));
-        for LostRank { rank, host, reason, .. } in lost.iter().cloned() {
+        for (StopRequest { rank, cause }, host) in leaving {
+            let rank = shares.get(rank).map_or(rank, |(number, _)| *number);
+            if let Some(at) = lost.iter().position(|lost| lost.rank == rank) {
+                lost.remove(at);
+                self.emit_left((rank, host, cause), &shares);
+            }
+        }
+        for LostRank { rank, host, reason, .. } in lost {
             tracing::debug!("lost rank {rank} ({host}): {reason}");
             self.observer.events.emit(&Event::Lost { update, rank, host, reason });
         }

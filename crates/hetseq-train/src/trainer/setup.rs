@@ -18,6 +18,7 @@ use crate::error::TrainError;
 use crate::run::{RunOptions, run_dir};
 use crate::run_dir::events::RunEvents;
 use crate::run_dir::lock::RunLock;
+use crate::run_dir::stop_file::StopFileWatch;
 use crate::task::{OpenedTask, Split};
 use crate::trainer::session::Session;
 use crate::trainer::start_point::{
@@ -26,6 +27,7 @@ use crate::trainer::start_point::{
 use crate::trainer::state::{DataSummary, State};
 use crate::trainer::stop::StopFlag;
 
+use super::busy::BusyWatch;
 use super::checkpointing::Checkpointing;
 use super::early_checks::overrides_without_checkpoint;
 use super::learner::Learner;
@@ -63,7 +65,10 @@ impl Trainer {
         lock: Option<RunLock>,
     ) -> Result<Self, TrainError> {
         match Parts::prepare(&mut session, &config, options, lock) {
-            Ok(parts) => Ok(parts.into_trainer(session, config, stop)),
+            Ok(parts) => {
+                let watches = start_watches(&session, &config, &stop);
+                Ok(parts.into_trainer(session, config, stop, watches))
+            }
             Err(error) => session.leave(Err(error)),
         }
     }
@@ -144,7 +149,13 @@ impl Parts {
     }
 
     /// Puts the parts together and emits the first event.
-    fn into_trainer(self, session: Session, config: RunConfig, stop: StopFlag) -> Trainer {
+    fn into_trainer(
+        self,
+        session: Session,
+        config: RunConfig,
+        stop: StopFlag,
+        (stop_file_watch, busy_watch): (Option<StopFileWatch>, Option<BusyWatch>),
+    ) -> Trainer {
         let Parts { mut pipeline, learner, checkpointing, mut observer, valid_loader, changed } = self;
         let data = &session.task.data;
         let cursor = learner.state.cursor.clone();
@@ -182,6 +193,9 @@ impl Parts {
             repeats_failed: None,
             loss_watch: LossWatch::new(cursor.updates > 0),
             replica_health: Default::default(),
+            leaving: Vec::new(),
+            stop_file_watch,
+            _busy_watch: busy_watch,
         }
     }
 }
@@ -246,6 +260,19 @@ pub(super) fn workers(session: &Session) -> WorkerTotals {
         workers.add_device(*rank, session.group.host(*rank), device);
     }
     workers
+}
+
+/// Starts to look for requests to stop, besides signals. Without them, the run can be stopped by
+/// signals only.
+fn start_watches(session: &Session, config: &RunConfig, stop: &StopFlag) -> (Option<StopFileWatch>, Option<BusyWatch>) {
+    let warn = |error: TrainError| tracing::warn!("{error}");
+    let is_lead = session.group.rank() == 0;
+    let stop_file = is_lead.then(|| StopFileWatch::start(&run_dir(config), stop.clone()).map_err(warn).ok());
+    let busy = config.elastic.leave_when.as_ref().map(|rules| {
+        let watch = BusyWatch::start(rules, stop.clone()).map_err(TrainError::io("starting the watch of this machine"));
+        watch.map_err(warn).ok()
+    });
+    (stop_file.flatten(), busy.flatten())
 }
 
 /// On rank 0: starts the thread that writes checkpoints. `saved` is the update of the newest

@@ -1,4 +1,4 @@
-//! Ranks that a run has lost and what that cost: the changes of membership of one process group. Pure;
+//! Ranks that a run has lost, or that have left, and what that cost: the changes of membership of one process group. Pure;
 //! called by `process_group.rs`.
 //!
 //! `lost` events have the numbers of ranks at the start, `workers` events those of the current group:
@@ -7,13 +7,16 @@
 
 use serde::Serialize;
 
-/// Ranks were lost at once, and the others continued or stopped.
+use crate::ShareChange;
+
+/// Ranks were lost or left at once, and the others continued or stopped.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct MembershipChange {
     /// Updates done before.
     pub update: u64,
     pub lost: Vec<LostRecord>,
-    /// The rank that writes checkpoints and events since then, if rank 0 was lost.
+    pub left: Vec<LeftRecord>,
+    /// The rank that writes checkpoints and events since then, if rank 0 is not there any more.
     pub new_lead: Option<LeadRecord>,
     /// `None` if the run ended, or was killed, before the others continued.
     pub continued: Option<Continuation>,
@@ -25,6 +28,16 @@ pub struct LostRecord {
     pub rank: usize,
     pub host: String,
     pub reason: String,
+}
+
+/// A rank that left by itself, by its number at the start.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LeftRecord {
+    pub rank: usize,
+    pub host: String,
+    pub reason: String,
+    /// Of all ranks before.
+    pub shares: Vec<ShareChange>,
 }
 
 /// The rank that took over from rank 0.
@@ -66,6 +79,10 @@ impl MembershipChanges {
         self.open(update).lost.push(lost);
     }
 
+    pub(super) fn add_left(&mut self, update: u64, left: LeftRecord) {
+        self.open(update).left.push(left);
+    }
+
     /// The event of a new lead is before those of the loss.
     pub(super) fn add_lead(&mut self, update: u64, host: String) {
         self.open(update).new_lead = Some(LeadRecord { rank: None, host });
@@ -86,8 +103,12 @@ impl MembershipChanges {
         let before = self.numbers.take().or(first);
         let world = continuation.world;
         let change = self.open(update);
-        let is_left = |number: &usize| change.lost.iter().all(|lost| lost.rank != *number);
-        let left = before.map(|numbers: Vec<usize>| numbers.into_iter().filter(is_left).collect::<Vec<usize>>());
+        let gone = change.lost.iter().map(|lost| lost.rank).chain(change.left.iter().map(|left| left.rank));
+        let gone: Vec<usize> = gone.collect();
+        let left = before.map(|mut numbers: Vec<usize>| {
+            numbers.retain(|number| !gone.contains(number));
+            numbers
+        });
         // Otherwise events of an earlier loss are missing: a lead may be killed before it writes
         // them.
         let numbers = left.filter(|numbers| numbers.len() == world);
@@ -103,6 +124,8 @@ impl MembershipChanges {
         if let Some(change) = self.all.last_mut()
             && let Some(continuation) = &mut change.continued
             && change.update + 1 == update
+            // A rank leaves between updates.
+            && !change.lost.is_empty()
         {
             continuation.repeated_update_s = Some(seconds);
         }

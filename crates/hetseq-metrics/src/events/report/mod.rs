@@ -3,7 +3,7 @@
 //!
 //! A run may be stopped and resumed, also on other machines. Each [`Event::Start`] begins a process
 //! group. Totals per group, from its last [`Event::Workers`], are added up over the groups. A group
-//! that loses ranks counts again from zero after each [`Event::Regrouped`], so its totals are the
+//! whose ranks change counts again from zero after each [`Event::Regrouped`], so its totals are the
 //! last ones before each of these and the last ones of all. A worker is identified by its host, its
 //! rank's number at the start of the group, and its device. Events of earlier versions lack some
 //! fields; [`Report::missing`] lists what the report lacks then.
@@ -20,7 +20,7 @@ use crate::format::median;
 use crate::{Event, RankReport, WorkerReport};
 use process_group::{ProcessGroup, WorkersEvent};
 
-pub use membership_change::{Continuation, LeadRecord, LostRecord, MembershipChange};
+pub use membership_change::{Continuation, LeadRecord, LeftRecord, LostRecord, MembershipChange};
 
 /// An update that took this many times as long as predicted was disturbed.
 const DISTURBED: f64 = 1.15;
@@ -59,7 +59,7 @@ pub struct Report {
     pub workers: Vec<WorkerSummary>,
     pub ranks: Vec<RankSummary>,
     pub plans: Vec<PlanRecord>,
-    /// Each time that ranks were lost.
+    /// Each time that ranks were lost or left.
     pub membership_changes: Vec<MembershipChange>,
     /// Each time that a rank's parameters differed from those of the majority.
     pub healed: Vec<HealedRecord>,
@@ -90,7 +90,7 @@ pub struct TimeSpent {
     /// Updates and validations that were interrupted because ranks were lost, until that was
     /// noticed.
     pub interrupted_s: f64,
-    /// From noticing that ranks were lost until the others continued.
+    /// From noticing that ranks were lost, or agreeing that they leave, until the others continued.
     pub regrouping_s: f64,
     /// Starting, measuring, and everything else.
     pub other_s: f64,

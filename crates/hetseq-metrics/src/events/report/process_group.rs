@@ -1,6 +1,6 @@
 //! The events of one process group, reduced to what a report needs.
 
-use super::membership_change::{Continuation, LostRecord, MembershipChanges};
+use super::membership_change::{Continuation, LeftRecord, LostRecord, MembershipChanges};
 use super::{DISTURBED, HealedRecord, PlanRecord};
 use crate::{Event, RankReport, WorkerReport};
 
@@ -77,6 +77,9 @@ impl ProcessGroup {
             Event::End { outcome, seconds, .. } => self.end = Some(EndEvent { outcome, seconds }),
             Event::Lost { update, rank, host, reason } => {
                 self.membership_changes.add_lost(update, LostRecord { rank, host, reason });
+            }
+            Event::Left { update, rank, host, reason, shares } => {
+                self.membership_changes.add_left(update, LeftRecord { rank, host, reason, shares });
             }
             Event::Lead { update, host, .. } => {
                 // Of the old lead, which has left by itself.

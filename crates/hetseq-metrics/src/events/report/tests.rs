@@ -268,6 +268,7 @@ fn each_loss_has_its_reason_and_its_cost() {
         MembershipChange {
             update: 1,
             lost: vec![gone(1, "b"), gone(3, "d")],
+            left: Vec::new(),
             new_lead: None,
             continued: Some(Continuation {
                 world: 2,
@@ -280,6 +281,7 @@ fn each_loss_has_its_reason_and_its_cost() {
         MembershipChange {
             update: 3,
             lost: vec![gone(0, "a")],
+            left: Vec::new(),
             new_lead: Some(LeadRecord { rank: Some(2), host: "c".to_owned() }),
             continued: Some(Continuation {
                 world: 1,
@@ -294,6 +296,19 @@ fn each_loss_has_its_reason_and_its_cost() {
     assert_eq!((report.outcome, report.spent.wall_s), (None, 8.75));
     let stopped = Report::new(events(&[update(1, 2.0, None), lost(1, 1, "b")]), Settings::default()).unwrap();
     assert_eq!((stopped.membership_changes.len(), &stopped.membership_changes[0].continued), (1, &None));
+}
+
+#[test]
+fn a_leave_repeats_no_update() {
+    let shares = r#"[{"rank":0,"before":0.5,"after":0.0},{"rank":1,"before":0.5,"after":1.0}]"#;
+    let left = format!(r#"{{"event":"left","update":1,"rank":0,"host":"a","reason":"SIGTERM","shares":{shares}}}"#);
+    let lines = [start(2, 0), update(1, 2.0, None), lead(1, "b"), left, regrouped(1, 1, 1, 0.5), update(2, 3.0, None)];
+    let changes = report(&lines).membership_changes;
+    let [MembershipChange { lost, left, new_lead, continued, .. }] = &changes[..] else { panic!("{changes:?}") };
+    assert!(lost.is_empty(), "{lost:?}");
+    assert_eq!((left[0].rank, left[0].reason.as_str(), left[0].shares[1].after), (0, "SIGTERM", 1.0));
+    assert_eq!(new_lead.as_ref().and_then(|lead| lead.rank), Some(1));
+    assert_eq!(continued.as_ref().map(|continued| continued.repeated_update_s), Some(None));
 }
 
 /// Without a shared run directory, a new lead writes a file of its own, from its first update on.

@@ -151,6 +151,13 @@ impl Console {
                 )];
             }
             Event::Lost { rank, host, reason, .. } => return vec![format!("lost   rank {rank} ({host}): {reason}")],
+            Event::Left { rank, host, reason, shares, .. } => {
+                let part = shares.iter().find(|share| share.rank == *rank).map_or(0.0, |share| share.before);
+                return vec![format!(
+                    "left   rank {rank} ({host}), asked by {reason}: the others take over its {:.0} % of each update",
+                    100.0 * part
+                )];
+            }
             Event::Healed { update, rank, host, .. } => {
                 let at = thousands(*update);
                 return vec![format!(
@@ -167,7 +174,7 @@ impl Console {
             Event::Lead { update, host, total_updates } => {
                 self.status.total = *total_updates;
                 self.status.pace.restart(now, *update);
-                let what = "writes checkpoints and metrics from now on: rank 0 was lost";
+                let what = "writes checkpoints and metrics from now on: rank 0 is gone";
                 return vec![format!("this rank ({host}) {what}")];
             }
             Event::Warning { message } => return vec![format!("warning: {message}")],
@@ -264,6 +271,7 @@ fn is_important(event: &Event) -> bool {
         Event::Warning { .. }
             | Event::NotFinite { .. }
             | Event::Lost { .. }
+            | Event::Left { .. }
             | Event::Healed { .. }
             | Event::Regrouped { .. }
             | Event::Lead { .. }

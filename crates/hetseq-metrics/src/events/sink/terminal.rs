@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(
             text[2],
             format!(
-                "this rank (alpha) writes checkpoints and metrics from now on: rank 0 was lost\n{}  4/8  50.0 %",
+                "this rank (alpha) writes checkpoints and metrics from now on: rank 0 is gone\n{}  4/8  50.0 %",
                 bar(24)
             )
         );
@@ -298,6 +298,6 @@ mod tests {
         assert_eq!(text[0], "hello\n");
         let time = text[2].strip_suffix(" hello\n").unwrap();
         assert!(time.len() == "2026-11-18T16:08:21Z".len() && time.ends_with('Z'), "{time}");
-        assert!(text[4].ends_with("rank 0 was lost\n") && text[5].ends_with("Z finished after update 8 in 1.0 s\n"));
+        assert!(text[4].ends_with("rank 0 is gone\n") && text[5].ends_with("Z finished after update 8 in 1.0 s\n"));
     }
 }

@@ -174,13 +174,18 @@ const COMM: [KeyRow; 10] = [
     ("measure_links", "`true`", "measure the links between the ranks at the start"),
 ];
 
-const ELASTIC: [KeyRow; 2] = [
+const ELASTIC: [KeyRow; 3] = [
     (
         "enabled",
         "`true`",
         "continue without ranks that are lost; `false`: all stop, and the next start resumes from the last checkpoint",
     ),
     ("min_workers", "`1`", "stop, with everything saved, if fewer ranks are left"),
+    (
+        "leave_when",
+        "never",
+        "`{ command = \"test -e /tmp/busy\", load = 2.0, user = true, after_s = 10, free_s = 300 }`: this machine leaves when one of the conditions has held for `after_s`, and starts again when none has held for `free_s`",
+    ),
 ];
 
 const EMULATE: [KeyRow; 7] = [
