@@ -5,7 +5,7 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, HostInput, Values, attach, input, same_tracking};
+use crate::host::{BackwardRule, HostInput, Target, Values, attach, input, same_tracking};
 use crate::precision::{low_precision, matmul};
 use crate::product::{Matrix, MatrixMut, write_product};
 
@@ -66,10 +66,10 @@ struct Scores {
 }
 
 impl BackwardRule<2> for Scores {
-    fn gradients(self, upstream: Values, [of_query, of_key]: [bool; 2]) -> [Option<Values>; 2] {
+    fn gradients(self, upstream: Values, [of_query, of_key]: [Target; 2]) -> [Option<Values>; 2] {
         [
-            of_query.then(|| rows(&upstream, false, &self.key, self.scale)),
-            of_key.then(|| rows(&upstream, true, &self.query, self.scale)),
+            of_query.is_needed().then(|| rows(&upstream, false, &self.key, self.scale)),
+            of_key.is_needed().then(|| rows(&upstream, true, &self.query, self.scale)),
         ]
     }
 }
@@ -81,11 +81,11 @@ struct Mix {
 }
 
 impl BackwardRule<2> for Mix {
-    fn gradients(self, upstream: Values, [of_weights, of_value]: [bool; 2]) -> [Option<Values>; 2] {
+    fn gradients(self, upstream: Values, [of_weights, of_value]: [Target; 2]) -> [Option<Values>; 2] {
         let heads = self.weights.shape()[1];
         [
-            of_weights.then(|| pairs(&upstream, &self.value, heads, 1.0)),
-            of_value.then(|| rows(&self.weights, true, &upstream, 1.0)),
+            of_weights.is_needed().then(|| pairs(&upstream, &self.value, heads, 1.0)),
+            of_value.is_needed().then(|| rows(&self.weights, true, &upstream, 1.0)),
         ]
     }
 }

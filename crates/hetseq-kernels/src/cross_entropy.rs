@@ -5,7 +5,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, Values, attach, indices, input};
+use crate::host::{BackwardRule, Target, Values, attach, indices, input};
 use crate::math::{exp, largest, sum_of};
 
 /// Sum of the cross entropies. `logits` is [row, class], `labels` has one class per row.
@@ -60,7 +60,7 @@ struct CrossEntropy {
 
 impl BackwardRule<1> for CrossEntropy {
     /// g (softmax - target)
-    fn gradients(self, upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+    fn gradients(self, upstream: Values, _: [Target; 1]) -> [Option<Values>; 1] {
         let scale = upstream.get().first().copied().unwrap_or(0.0);
         let mut gradients = self.logits;
         let classes = gradients.width();

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, CHUNK, Values, attach, input};
+use crate::host::{BackwardRule, CHUNK, Target, Values, attach, input};
 use crate::math::{erf, exp};
 
 /// Applies the GELU to each element.
@@ -50,7 +50,7 @@ struct Gelu {
 }
 
 impl BackwardRule<1> for Gelu {
-    fn gradients(self, mut upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+    fn gradients(self, mut upstream: Values, _: [Target; 1]) -> [Option<Values>; 1] {
         let chunks = upstream.get_mut().par_chunks_mut(CHUNK).zip(self.x.get().par_chunks(CHUNK));
         chunks.for_each(|(gradient, x)| {
             for (gradient, &x) in gradient.iter_mut().zip(x) {

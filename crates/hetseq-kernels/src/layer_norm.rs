@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
+use crate::host::{BackwardRule, Target, Values, attach, chunk_of_rows, layer, sum_of_chunks};
 use crate::math::{sum_of, sum_of_pairs};
 
 /// Normalises each row, then scales by `weight` and shifts by `bias`.
@@ -59,7 +59,7 @@ struct LayerNorm {
 }
 
 impl BackwardRule<3> for LayerNorm {
-    fn gradients(self, mut upstream: Values, _: [bool; 3]) -> [Option<Values>; 3] {
+    fn gradients(self, mut upstream: Values, _: [Target; 3]) -> [Option<Values>; 3] {
         let (width, weight) = (self.x.width(), self.weight.get());
         let chunk = chunk_of_rows(width);
         let gradients = upstream.get_mut().par_chunks_mut(chunk).zip(self.x.get().par_chunks(chunk));

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, Values, attach, chunk_of_rows, input};
+use crate::host::{BackwardRule, Target, Values, attach, chunk_of_rows, input};
 use crate::math::{exp, largest, sum_of, sum_of_pairs};
 
 /// Applies the softmax to each row.
@@ -39,7 +39,7 @@ struct Softmax {
 
 impl BackwardRule<1> for Softmax {
     /// y (g - sum of g y)
-    fn gradients(self, mut upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+    fn gradients(self, mut upstream: Values, _: [Target; 1]) -> [Option<Values>; 1] {
         let width = self.output.width();
         let chunk = chunk_of_rows(width);
         let chunks = upstream.get_mut().par_chunks_mut(chunk).zip(self.output.get().par_chunks(chunk));

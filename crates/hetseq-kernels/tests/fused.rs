@@ -7,8 +7,8 @@
 use burn::tensor::activation;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hetseq_kernels::{
-    attention_mix, attention_scores, cross_entropy_sum, embedding, gelu, layer_norm, linear,
-    smoothed_cross_entropy_sum, softmax,
+    GradientBuffer, add_gradient, attention_mix, attention_scores, cross_entropy_sum, embedding, gelu, layer_norm,
+    linear, smoothed_cross_entropy_sum, softmax,
 };
 use hetseq_random::Key;
 
@@ -201,6 +201,40 @@ fn embedding_of_repeated_ids() {
         |x, table, _| scaled(embedding(table, ids()), x),
         |x, table, _| scaled(burn::tensor::module::embedding(table, ids()), x),
     );
+}
+
+/// A buffer has the sums of the graph: of tied weights, several passes, operations that are not
+/// fused, and a parameter that is not used.
+#[test]
+fn gradients_in_a_buffer() {
+    let ids = || Tensor::<2, Int>::from_data([[3, 1, 3, 0], [8, 8, 2, 5]], &device());
+    let (table, bias) = (draw("table", [9, 33]).require_grad(), draw("bias", [9]).require_grad());
+    let unused = draw("unused", [4]).require_grad();
+    let backward = || {
+        let logits = linear(embedding(table.clone(), ids()), table.clone(), bias.clone());
+        ((logits.clone() * logits).sum() + table.clone().narrow(0, 2, 3).sum()).backward()
+    };
+    let mut graph = backward();
+    let twice = |gradient: Vec<f32>| gradient.iter().map(|x| 2.0 * x).collect::<Vec<f32>>();
+    let of_table = twice(values(table.grad_remove(&mut graph).unwrap()));
+    let expected = [of_table, twice(values(bias.grad_remove(&mut graph).unwrap())), vec![0.0; 4], vec![7.0]];
+
+    let mut buffer = GradientBuffer::new(1);
+    buffer.push(&table);
+    buffer.push(&bias);
+    buffer.push(&unused);
+    for _ in 0..2 {
+        buffer.during(|| {
+            let mut rest = backward();
+            add_gradient(0, table.grad_remove(&mut rest).unwrap().reshape([9 * 33]));
+            assert!(bias.grad_remove(&mut rest).is_none());
+        });
+    }
+    // Outside, gradients are those of the graph.
+    assert!(bias.grad_remove(&mut backward()).is_some());
+    let sums = buffer.finish(&[7.0]);
+    assert_close(&[sums], &[expected.concat()]);
+    assert_eq!(GradientBuffer::new(2).finish(&[1.0, 2.0]), [1.0, 2.0]);
 }
 
 /// The results without autodiff are the same.
