@@ -3,6 +3,7 @@
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
+use hetseq_simd::vectorised;
 use rayon::prelude::*;
 
 use crate::host::{BackwardRule, Target, Values, attach, indices, input};
@@ -44,8 +45,23 @@ pub fn smoothed_cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>, smo
 
 /// log(sum of e^x)
 pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
-    let largest = largest(row);
-    largest + sum_of(row, |x| exp(x - largest)).ln()
+    let (largest, sum) = largest_and_sum(row);
+    largest + sum.ln()
+}
+
+vectorised! {
+    /// The largest value, and the sum of e^(x - largest).
+    fn largest_and_sum(row: &[f32]) -> (f32, f32) {
+        let largest = largest(row);
+        (largest, sum_of(row, |x| exp(x - largest)))
+    }
+
+    /// Overwrites logits with scale (softmax - on_each).
+    fn distance(row: &mut [f32], normaliser: f32, on_each: f32, scale: f32) {
+        for x in row {
+            *x = scale * (exp(*x - normaliser) - on_each);
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -66,9 +82,7 @@ impl BackwardRule<1> for CrossEntropy {
         let classes = gradients.width();
         let rows = gradients.get_mut().par_chunks_exact_mut(classes).zip(&self.labels).zip(&self.normalisers);
         rows.for_each(|((row, &label), &normaliser)| {
-            for x in row.iter_mut() {
-                *x = scale * (exp(*x - normaliser) - self.on_each);
-            }
+            distance(row, normaliser, self.on_each, scale);
             row[label] -= scale * self.on_label;
         });
         [Some(gradients)]

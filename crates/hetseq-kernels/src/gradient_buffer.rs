@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use burn::backend::autodiff::NodeId;
 use burn::tensor::{FloatDType, Tensor};
+use hetseq_simd::vectorised;
 
 use crate::host::input;
 use crate::product::{self, Matrix};
@@ -110,7 +111,7 @@ pub(crate) fn slot_of(leaf: NodeId) -> Option<usize> {
 pub(crate) fn add_values(slot: usize, values: &[f32]) {
     with(slot, |sums| match sums {
         Sums::New(sums) => _ = sums.write_copy_of_slice(values),
-        Sums::Old(sums) => sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
+        Sums::Old(sums) => add(sums, values),
     });
 }
 
@@ -133,6 +134,14 @@ pub(crate) fn add_in_place(slot: usize, add: impl FnOnce(&mut [f32])) {
             add(sums);
         }
     });
+}
+
+vectorised! {
+    fn add(sums: &mut [f32], values: &[f32]) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value;
+        }
+    }
 }
 
 enum Sums<'a> {

@@ -4,6 +4,7 @@
 //! gradient.
 
 use burn::tensor::Tensor;
+use hetseq_simd::vectorised;
 use rayon::prelude::*;
 
 use crate::gradient_buffer;
@@ -37,6 +38,16 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) 
     attach([input.node, factor.node, summand.node], output, Linear { x, weight })
 }
 
+vectorised! {
+    fn add_rows(sums: &mut [f32], rows: &[f32]) {
+        for row in rows.chunks_exact(sums.len()) {
+            for (sum, g) in sums.iter_mut().zip(row) {
+                *sum += g;
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Linear {
     x: Values,
@@ -63,11 +74,7 @@ impl BackwardRule<3> for Linear {
             let chunks = upstream.get().par_chunks(chunk_of_rows(outputs));
             let partial = chunks.map(|rows| {
                 let mut sums = vec![0.0; outputs];
-                for row in rows.chunks_exact(outputs) {
-                    for (sum, g) in sums.iter_mut().zip(row) {
-                        *sum += g;
-                    }
-                }
+                add_rows(&mut sums, rows);
                 sums
             });
             sum_of_chunks(partial.collect(), outputs)
