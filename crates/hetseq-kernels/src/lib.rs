@@ -19,7 +19,7 @@ mod product;
 mod softmax;
 mod top_k;
 
-pub use attention::{attention_mix, attention_scores};
+pub use attention::{Attention, MAX_POSITIONS};
 pub use cross_entropy::{cross_entropy_sum, smoothed_cross_entropy_sum};
 pub use dropout::{dropout, dropout_of_rows};
 pub use dtype::Dtype;

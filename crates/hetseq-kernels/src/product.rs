@@ -102,6 +102,11 @@ pub(crate) fn write_product(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: Matri
     }
 }
 
+/// `out += scale a b`.
+pub(crate) fn add_scaled_product(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: MatrixMut<'_>) {
+    multiply(a, b, scale, out, true);
+}
+
 /// Number of multiplications from which several threads are used.
 const PARALLEL: usize = 192 * 192 * 192;
 
