@@ -3,9 +3,10 @@
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
+use hetseq_simd::vectorised;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, Values, attach, indices, input};
+use crate::host::{BackwardRule, Target, Values, attach, indices, input};
 use crate::math::{exp, largest, sum_of};
 
 /// Sum of the cross entropies. `logits` is [row, class], `labels` has one class per row.
@@ -44,8 +45,23 @@ pub fn smoothed_cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>, smo
 
 /// log(sum of e^x)
 pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
-    let largest = largest(row);
-    largest + sum_of(row, |x| exp(x - largest)).ln()
+    let (largest, sum) = largest_and_sum(row);
+    largest + sum.ln()
+}
+
+vectorised! {
+    /// The largest value, and the sum of e^(x - largest).
+    fn largest_and_sum(row: &[f32]) -> (f32, f32) {
+        let largest = largest(row);
+        (largest, sum_of(row, |x| exp(x - largest)))
+    }
+
+    /// Overwrites logits with scale (softmax - on_each).
+    fn distance(row: &mut [f32], normaliser: f32, on_each: f32, scale: f32) {
+        for x in row {
+            *x = scale * (exp(*x - normaliser) - on_each);
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -60,15 +76,13 @@ struct CrossEntropy {
 
 impl BackwardRule<1> for CrossEntropy {
     /// g (softmax - target)
-    fn gradients(self, upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+    fn gradients(self, upstream: Values, _: [Target; 1]) -> [Option<Values>; 1] {
         let scale = upstream.get().first().copied().unwrap_or(0.0);
         let mut gradients = self.logits;
         let classes = gradients.width();
         let rows = gradients.get_mut().par_chunks_exact_mut(classes).zip(&self.labels).zip(&self.normalisers);
         rows.for_each(|((row, &label), &normaliser)| {
-            for x in row.iter_mut() {
-                *x = scale * (exp(*x - normaliser) - self.on_each);
-            }
+            distance(row, normaliser, self.on_each, scale);
             row[label] -= scale * self.on_label;
         });
         [Some(gradients)]

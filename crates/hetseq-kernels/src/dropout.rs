@@ -5,9 +5,12 @@
 //! Here a sample has the same mask on every worker, in every micro-batch, and when a block is
 //! recomputed.
 
-use crate::host::is_host;
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use hetseq_random::{Key, MIX_FIRST, MIX_SECOND};
+use hetseq_simd::vectorised;
+use rayon::prelude::*;
+
+use crate::host::{self, BackwardRule, Target, Values, attach};
 
 /// Zeroes each element with probability `rate` and scales the others by `1 / (1 - rate)`.
 ///
@@ -37,18 +40,70 @@ pub fn dropout_of_rows<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key]
 }
 
 fn apply<const D: usize>(input: Tensor<D>, rate: f32, keys: &[Key], grid: Grid) -> Tensor<D> {
-    let device = input.device();
-    let mask = if is_host(&device) {
-        mask_on_host(keys, grid, rate, &device)
-    } else {
-        mask_on_device(keys, grid, rate, &device)
+    let Some(on_host) = host::input(&input) else {
+        let (shape, device) = (Shape::from(input.dims()), input.device());
+        return input * mask_on_device(keys, grid, rate, &device).reshape(shape);
     };
-    let shape = Shape::from(input.dims());
-    input * mask.reshape(shape)
+    drop(input);
+    let mut values = on_host.values;
+    let rule = Dropout { keys: keys.to_vec(), grid, rate };
+    rule.apply(values.get_mut());
+    attach([on_host.node], values, rule)
+}
+
+/// Dropout in host memory, in place. The mask is not kept: the backward pass computes it again.
+#[derive(Debug, Clone)]
+struct Dropout {
+    keys: Vec<Key>,
+    grid: Grid,
+    rate: f32,
+}
+
+impl Dropout {
+    fn apply(&self, values: &mut [f32]) {
+        let Grid { rows, columns, stride } = self.grid;
+        let mask = RowMask { rate: self.rate, stride };
+        let samples = values.par_chunks_mut((rows * columns).max(1)).zip(&self.keys);
+        samples.for_each(|(sample, key)| mask.apply(sample, columns, 0, key));
+    }
+}
+
+/// The mask of rows that count as `stride` elements each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowMask {
+    pub(crate) rate: f32,
+    pub(crate) stride: usize,
+}
+
+impl RowMask {
+    /// Drops elements of the rows from `first` on, of `columns` elements each.
+    pub(crate) fn apply(self, rows: &mut [f32], columns: usize, first: usize, key: &Key) {
+        for (row, values) in (first..).zip(rows.chunks_mut(columns.max(1))) {
+            let first = (row * self.stride) as u32;
+            drop_some(values, key.words(), first, threshold(self.rate), keep_scale(self.rate));
+        }
+    }
+}
+
+vectorised! {
+    /// Multiplies by the mask of the elements from `first` on.
+    fn drop_some(values: &mut [f32], key: (u32, u32), first: u32, threshold: u32, scale: f32) {
+        for (i, value) in values.iter_mut().enumerate() {
+            let is_kept = hetseq_random::element_bits(key.0, key.1, first.wrapping_add(i as u32)) >= threshold;
+            *value *= if is_kept { scale } else { 0.0 };
+        }
+    }
+}
+
+impl BackwardRule<1> for Dropout {
+    fn gradients(self, mut upstream: Values, _: [Target; 1]) -> [Option<Values>; 1] {
+        self.apply(upstream.get_mut());
+        [Some(upstream)]
+    }
 }
 
 /// The elements of a sample: element `column` of row `row` has the index `row * stride + column`.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Grid {
     rows: usize,
     columns: usize,
@@ -62,23 +117,6 @@ fn threshold(rate: f32) -> u32 {
 
 fn keep_scale(rate: f32) -> f32 {
     1.0 / (1.0 - rate)
-}
-
-fn mask_on_host(keys: &[Key], grid: Grid, rate: f32, device: &Device) -> Tensor<2> {
-    let (threshold, scale) = (threshold(rate), keep_scale(rate));
-    let elements = grid.rows * grid.columns;
-    let mut mask = vec![0f32; keys.len() * elements];
-    for (sample, key) in mask.chunks_exact_mut(elements.max(1)).zip(keys) {
-        let (low, high) = key.words();
-        for (row, values) in sample.chunks_exact_mut(grid.columns).enumerate() {
-            let first = (row * grid.stride) as u32;
-            for (i, value) in values.iter_mut().enumerate() {
-                let keep = hetseq_random::element_bits(low, high, first.wrapping_add(i as u32)) >= threshold;
-                *value = if keep { scale } else { 0.0 };
-            }
-        }
-    }
-    Tensor::from_data(TensorData::new(mask, [keys.len(), elements]), device)
 }
 
 /// Computes the same bits with integer tensor operations, for devices to which the mask should not
@@ -135,7 +173,8 @@ mod tests {
                 // The last rows exceed a signed index.
                 Grid { rows: 40_000, columns: 3, stride: 1 << 16 },
             ] {
-                let host = values(mask_on_host(&keys(7), grid, rate, &device));
+                let ones = Tensor::<2>::ones([7, grid.rows * grid.columns], &device);
+                let host = values(apply(ones, rate, &keys(7), grid));
                 assert_eq!(host, values(mask_on_device(&keys(7), grid, rate, &device)));
             }
         }

@@ -2,7 +2,8 @@
 
 use burn::tensor::{Int, Tensor};
 
-use crate::host::{BackwardRule, Values, attach, indices, input};
+use crate::gradient_buffer::add_in_place;
+use crate::host::{BackwardRule, Target, Values, attach, indices, input};
 
 /// Looks up `ids` [sample, position] in `table` [entry, feature]. Appends the features as the third
 /// dimension.
@@ -29,14 +30,26 @@ struct Embedding {
 
 impl BackwardRule<1> for Embedding {
     /// Single-threaded: an id may occur more than once, so threads would wait for each other.
-    fn gradients(self, upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+    fn gradients(self, upstream: Values, [target]: [Target; 1]) -> [Option<Values>; 1] {
         let width = upstream.width();
-        let mut sums = vec![0.0; self.entries * width];
-        for (&id, row) in self.ids.iter().zip(upstream.get().chunks_exact(width)) {
-            for (sum, g) in sums[id * width..][..width].iter_mut().zip(row) {
-                *sum += g;
+        let add = |sums: &mut [f32]| {
+            for (&id, row) in self.ids.iter().zip(upstream.get().chunks_exact(width)) {
+                for (sum, g) in sums[id * width..][..width].iter_mut().zip(row) {
+                    *sum += g;
+                }
             }
-        }
-        [Some(Values::from_vec(sums, vec![self.entries, width]))]
+        };
+        [match target {
+            Target::Nowhere => None,
+            Target::Graph => {
+                let mut sums = vec![0.0; self.entries * width];
+                add(&mut sums);
+                Some(Values::from_vec(sums, vec![self.entries, width]))
+            }
+            Target::Slot(slot) => {
+                add_in_place(slot, add);
+                None
+            }
+        }]
     }
 }

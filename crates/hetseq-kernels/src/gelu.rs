@@ -3,15 +3,16 @@
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, CHUNK, Values, attach, input};
+use hetseq_simd::vectorised;
+
+use crate::host::{BackwardRule, CHUNK, Target, Values, attach, input};
 use crate::math::{erf, exp};
 
 /// Applies the GELU to each element.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match input(&x) {
         Some(input) => {
-            let output = map(input.values.get(), |x| x * normal_cdf(x));
-            let output = Values::from_vec(output, input.values.shape());
+            let output = Values::from_vec(gelu_of(input.values.get()), input.values.shape());
             attach([input.node], output, Gelu { x: input.values })
         }
         None if x.is_autodiff() => with_exact_gradient(x),
@@ -50,28 +51,40 @@ struct Gelu {
 }
 
 impl BackwardRule<1> for Gelu {
-    fn gradients(self, mut upstream: Values, _: [bool; 1]) -> [Option<Values>; 1] {
+    fn gradients(self, mut upstream: Values, _: [Target; 1]) -> [Option<Values>; 1] {
         let chunks = upstream.get_mut().par_chunks_mut(CHUNK).zip(self.x.get().par_chunks(CHUNK));
-        chunks.for_each(|(gradient, x)| {
-            for (gradient, &x) in gradient.iter_mut().zip(x) {
-                *gradient *= derivative(x);
-            }
-        });
+        chunks.for_each(|(gradient, x)| multiply_by_derivative(gradient, x));
         [Some(upstream)]
     }
 }
 
-/// Maps a slice. With one thread, new memory is not cleared first.
-fn map(values: &[f32], function: impl Fn(f32) -> f32 + Sync) -> Vec<f32> {
-    if rayon::current_num_threads() == 1 {
-        return values.iter().map(|&x| function(x)).collect();
-    }
-    let mut output = vec![0.0; values.len()];
-    output.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK)).for_each(|(output, values)| {
-        for (y, &x) in output.iter_mut().zip(values) {
-            *y = function(x);
+vectorised! {
+    fn apply(values: &mut [f32]) {
+        for x in values {
+            *x *= normal_cdf(*x);
         }
-    });
+    }
+
+    fn multiply_by_derivative(gradient: &mut [f32], x: &[f32]) {
+        for (gradient, &x) in gradient.iter_mut().zip(x) {
+            *gradient *= derivative(x);
+        }
+    }
+}
+
+fn gelu_of(values: &[f32]) -> Vec<f32> {
+    if rayon::current_num_threads() > 1 {
+        let mut output = values.to_vec();
+        output.par_chunks_mut(CHUNK).for_each(apply);
+        return output;
+    }
+    // Each chunk is changed while it is in the cache.
+    let mut output = Vec::with_capacity(values.len());
+    for chunk in values.chunks(CHUNK / 4) {
+        output.extend_from_slice(chunk);
+        let start = output.len() - chunk.len();
+        apply(&mut output[start..]);
+    }
     output
 }
 

@@ -10,6 +10,7 @@
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
@@ -17,6 +18,8 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use crate::gradient_buffer;
 
 /// Whether tensors of this device are in host memory, where plain loops are fastest.
 pub fn is_host(device: &Device) -> bool {
@@ -68,9 +71,30 @@ pub(crate) fn indices<const D: usize>(tensor: &Tensor<D, Int>, limit: usize) -> 
 
 /// The saved state of an operation and its backward pass.
 pub(crate) trait BackwardRule<const N: usize>: Debug + Clone + Send + 'static {
-    /// Returns the gradients of the inputs, in their order. Those that are not `needed` are
-    /// ignored.
-    fn gradients(self, upstream: Values, needed: [bool; N]) -> [Option<Values>; N];
+    /// Returns the gradients of the inputs, in their order: `None` for those that are not needed or
+    /// were added to their target.
+    fn gradients(self, upstream: Values, targets: [Target; N]) -> [Option<Values>; N];
+}
+
+/// Where the gradient of an operation's input goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target {
+    /// It is not needed.
+    Nowhere,
+    /// To the operation that computed the input.
+    Graph,
+    /// To a parameter's slot in the [`GradientBuffer`](crate::GradientBuffer).
+    Slot(usize),
+}
+
+impl Target {
+    fn of(input: NodeId) -> Self {
+        gradient_buffer::slot_of(input).map_or(Target::Graph, Target::Slot)
+    }
+
+    pub(crate) fn is_needed(self) -> bool {
+        !matches!(self, Target::Nowhere)
+    }
 }
 
 /// Registers `output` as the result of an operation on `inputs`. Either all inputs are under
@@ -99,10 +123,16 @@ impl<const N: usize, R: BackwardRule<N>> Backward<Flex, N> for FusedBackward<R> 
 
     fn backward(self, ops: Ops<R, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let upstream = Values::new(grads.consume::<Flex>(&ops.node));
-        let needed = ops.parents.each_ref().map(Option::is_some);
-        for (parent, gradient) in ops.parents.into_iter().zip(ops.state.gradients(upstream, needed)) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Flex>(parent.id, gradient.0);
+        let targets = ops
+            .parents
+            .each_ref()
+            .map(|parent| parent.as_ref().map_or(Target::Nowhere, |parent| Target::of(parent.id)));
+        let gradients = ops.state.gradients(upstream, targets);
+        for ((parent, target), gradient) in ops.parents.into_iter().zip(targets).zip(gradients) {
+            let (Some(parent), Some(gradient)) = (parent, gradient) else { continue };
+            match target {
+                Target::Slot(slot) => gradient_buffer::add_values(slot, gradient.get()),
+                Target::Graph | Target::Nowhere => grads.register::<Flex>(parent.id, gradient.0),
             }
         }
     }

@@ -1,9 +1,10 @@
 //! Layer norm (Ba et al., 2016) over the last dimension.
 
 use burn::tensor::Tensor;
+use hetseq_simd::vectorised;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
+use crate::host::{BackwardRule, Target, Values, attach, chunk_of_rows, layer, sum_of_chunks};
 use crate::math::{sum_of, sum_of_pairs};
 
 /// Normalises each row, then scales by `weight` and shifts by `bias`.
@@ -20,16 +21,7 @@ pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Tensor<
     let mut output = vec![0.0; x.get().len()];
     let rows = output.par_chunks_exact_mut(width).zip(x.get().par_chunks_exact(width));
     let rows = rows.with_min_len(chunk_of_rows(width) / width);
-    let statistics = rows
-        .map(|(output, x)| {
-            let statistics = Statistics::of(x, epsilon as f32);
-            let Statistics { mean, inverse } = statistics;
-            for (((y, &x), &weight), &bias) in output.iter_mut().zip(x).zip(weight.get()).zip(bias.get()) {
-                *y = (x - mean) * inverse * weight + bias;
-            }
-            statistics
-        })
-        .collect();
+    let statistics = rows.map(|(output, x)| normalise(output, x, [weight.get(), bias.get()], epsilon as f32)).collect();
     let output = Values::from_vec(output, x.shape());
     attach([input.node, scale.node, shift.node], output, LayerNorm { x, weight, statistics })
 }
@@ -43,6 +35,7 @@ struct Statistics {
 }
 
 impl Statistics {
+    #[inline(always)]
     fn of(row: &[f32], epsilon: f32) -> Self {
         let count = row.len() as f32;
         let mean = sum_of(row, |x| x) / count;
@@ -59,7 +52,7 @@ struct LayerNorm {
 }
 
 impl BackwardRule<3> for LayerNorm {
-    fn gradients(self, mut upstream: Values, _: [bool; 3]) -> [Option<Values>; 3] {
+    fn gradients(self, mut upstream: Values, _: [Target; 3]) -> [Option<Values>; 3] {
         let (width, weight) = (self.x.width(), self.weight.get());
         let chunk = chunk_of_rows(width);
         let gradients = upstream.get_mut().par_chunks_mut(chunk).zip(self.x.get().par_chunks(chunk));
@@ -68,11 +61,7 @@ impl BackwardRule<3> for LayerNorm {
             .map(|((gradients, x), statistics)| {
                 // Gradient of the weight, then of the bias.
                 let mut sums = vec![0.0; 2 * width];
-                let (of_weight, of_bias) = sums.split_at_mut(width);
-                let rows = gradients.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics);
-                rows.for_each(|((gradient, x), statistics)| {
-                    backward(gradient, x, weight, statistics, of_weight, of_bias)
-                });
+                backward(gradients, x, weight, statistics, &mut sums);
                 sums
             })
             .collect();
@@ -82,9 +71,33 @@ impl BackwardRule<3> for LayerNorm {
     }
 }
 
+vectorised! {
+    /// Writes the row's output.
+    fn normalise(output: &mut [f32], x: &[f32], weight_and_bias: [&[f32]; 2], epsilon: f32) -> Statistics {
+        let statistics = Statistics::of(x, epsilon);
+        let Statistics { mean, inverse } = statistics;
+        let [weight, bias] = weight_and_bias;
+        for (((y, &x), &weight), &bias) in output.iter_mut().zip(x).zip(weight).zip(bias) {
+            *y = (x - mean) * inverse * weight + bias;
+        }
+        statistics
+    }
+
+    /// Overwrites the gradients of rows, and adds to the sums for the weight and for the bias.
+    fn backward(gradients: &mut [f32], x: &[f32], weight: &[f32], statistics: &[Statistics], sums: &mut [f32]) {
+        let width = weight.len();
+        let (of_weight, of_bias) = sums.split_at_mut(width);
+        let rows = gradients.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics);
+        for ((gradient, x), statistics) in rows {
+            backward_of_row(gradient, x, weight, statistics, of_weight, of_bias);
+        }
+    }
+}
+
 /// Overwrites the gradient g with that of x: `inverse (h - mean of h - n mean of h n)`, where
 /// n = (x - mean) inverse and h = g weight.
-fn backward(
+#[inline(always)]
+fn backward_of_row(
     gradient: &mut [f32],
     x: &[f32],
     weight: &[f32],

@@ -4,9 +4,11 @@
 //! gradient.
 
 use burn::tensor::Tensor;
+use hetseq_simd::vectorised;
 use rayon::prelude::*;
 
-use crate::host::{BackwardRule, Values, attach, chunk_of_rows, layer, sum_of_chunks};
+use crate::gradient_buffer;
+use crate::host::{BackwardRule, Target, Values, attach, chunk_of_rows, layer, sum_of_chunks};
 use crate::precision::{low_precision, matmul};
 use crate::product::{Matrix, add_product, product};
 
@@ -36,6 +38,16 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) 
     attach([input.node, factor.node, summand.node], output, Linear { x, weight })
 }
 
+vectorised! {
+    fn add_rows(sums: &mut [f32], rows: &[f32]) {
+        for row in rows.chunks_exact(sums.len()) {
+            for (sum, g) in sums.iter_mut().zip(row) {
+                *sum += g;
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Linear {
     x: Values,
@@ -43,28 +55,34 @@ struct Linear {
 }
 
 impl BackwardRule<3> for Linear {
-    fn gradients(self, upstream: Values, [of_x, of_weight, of_bias]: [bool; 3]) -> [Option<Values>; 3] {
+    fn gradients(self, upstream: Values, [of_x, of_weight, of_bias]: [Target; 3]) -> [Option<Values>; 3] {
         let (inputs, outputs) = (self.x.width(), upstream.width());
         let gradient = Matrix::new(upstream.get(), outputs);
         let x = || product(gradient, Matrix::new(self.weight.get(), inputs));
-        let weight = || product(gradient.transposed(), Matrix::new(self.x.get(), inputs));
+        let weight = || {
+            let (a, b) = (gradient.transposed(), Matrix::new(self.x.get(), inputs));
+            match of_weight {
+                Target::Nowhere => None,
+                Target::Graph => Some(Values::from_vec(product(a, b), self.weight.shape())),
+                Target::Slot(slot) => {
+                    gradient_buffer::add_product(slot, a, b);
+                    None
+                }
+            }
+        };
         let bias = || {
             let chunks = upstream.get().par_chunks(chunk_of_rows(outputs));
             let partial = chunks.map(|rows| {
                 let mut sums = vec![0.0; outputs];
-                for row in rows.chunks_exact(outputs) {
-                    for (sum, g) in sums.iter_mut().zip(row) {
-                        *sum += g;
-                    }
-                }
+                add_rows(&mut sums, rows);
                 sums
             });
             sum_of_chunks(partial.collect(), outputs)
         };
         [
-            of_x.then(|| Values::from_vec(x(), self.x.shape())),
-            of_weight.then(|| Values::from_vec(weight(), self.weight.shape())),
-            of_bias.then(|| Values::from_vec(bias(), vec![outputs])),
+            of_x.is_needed().then(|| Values::from_vec(x(), self.x.shape())),
+            weight(),
+            of_bias.is_needed().then(|| Values::from_vec(bias(), vec![outputs])),
         ]
     }
 }

@@ -74,15 +74,20 @@ fn assert_columns(width: usize, from: usize, columns: usize) {
 #[allow(unsafe_code)]
 pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
     let count = a.rows * b.columns;
-    if a.columns == 0 {
-        return vec![0.0; count];
-    }
     let mut out = Vec::with_capacity(count);
-    let spare = &mut out.spare_capacity_mut()[..count];
-    multiply(a, b, 1.0, MatrixMut::uninit(spare, b.columns, 0, b.columns), false);
-    // SAFETY: `multiply` has written all elements.
+    init_product(a, b, &mut out.spare_capacity_mut()[..count]);
+    // SAFETY: `init_product` has written all elements.
     unsafe { out.set_len(count) };
     out
+}
+
+/// `out = a b`, rows one after the other. Writes all of `out`.
+pub(crate) fn init_product(a: Matrix<'_>, b: Matrix<'_>, out: &mut [MaybeUninit<f32>]) {
+    assert_eq!(out.len(), a.rows * b.columns, "the output size of a product");
+    match a.columns {
+        0 => out.fill(MaybeUninit::new(0.0)),
+        _ => multiply(a, b, 1.0, MatrixMut::uninit(out, b.columns, 0, b.columns), false),
+    }
 }
 
 /// `out += a b`, rows one after the other.
@@ -95,6 +100,11 @@ pub(crate) fn write_product(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: Matri
     if a.columns > 0 {
         multiply(a, b, scale, out, false);
     }
+}
+
+/// `out += scale a b`.
+pub(crate) fn add_scaled_product(a: Matrix<'_>, b: Matrix<'_>, scale: f32, out: MatrixMut<'_>) {
+    multiply(a, b, scale, out, true);
 }
 
 /// Number of multiplications from which several threads are used.

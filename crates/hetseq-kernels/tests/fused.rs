@@ -7,8 +7,8 @@
 use burn::tensor::activation;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hetseq_kernels::{
-    attention_mix, attention_scores, cross_entropy_sum, embedding, gelu, layer_norm, linear,
-    smoothed_cross_entropy_sum, softmax,
+    Attention, GradientBuffer, MAX_POSITIONS, add_gradient, cross_entropy_sum, dropout_of_rows, embedding, gelu,
+    layer_norm, linear, smoothed_cross_entropy_sum, softmax,
 };
 use hetseq_random::Key;
 
@@ -130,6 +130,10 @@ fn linear_of_rows() {
     }
 }
 
+fn attention(heads: usize) -> Attention<'static> {
+    Attention { heads, bias: None, dropout: 0.0, keys: &[] }
+}
+
 /// Fewer queries than keys, as in cross-attention; lengths and widths that are not multiples of a
 /// SIMD vector.
 #[test]
@@ -142,7 +146,7 @@ fn attention_of_heads() {
         };
         let fused = |x: Tensor<3>, _, _| {
             let (query, key, value) = parts(x);
-            attention_mix(softmax(attention_scores(query, key, heads)), value)
+            attention(heads).forward(query, key, value)
         };
         let composed = |x: Tensor<3>, _, _| {
             let (query, key, value) = parts(x);
@@ -155,6 +159,56 @@ fn attention_of_heads() {
             mixed.swap_dims(1, 2).reshape([5, 19, width])
         };
         check([5, 33, 3 * width], [1, 1], fused, composed);
+    }
+}
+
+/// Sizes of one, odd sizes and several blocks of queries; dropout; masked keys, in places for all
+/// queries.
+#[test]
+fn attention_with_masks_and_dropout() {
+    for [samples, heads, queries, keys, of_head] in
+        [[1, 1, 1, 1, 1], [2, 3, 1, 7, 5], [3, 2, 65, 64, 8], [2, 1, 130, 33, 16], [1, 4, 64, 129, 3]]
+    {
+        let width = heads * of_head;
+        let samples_keys: Vec<Key> = (0..samples as u64).map(|sample| Key::root(1).index(sample)).collect();
+        let of_heads = |key: &Key| (0..heads as u64).map(|head| key.index(head)).collect::<Vec<Key>>();
+        let head_keys: Vec<Key> = samples_keys.iter().flat_map(of_heads).collect();
+        let mask = |shape: [usize; 4]| {
+            let masked = |i: usize| if i % 3 == 1 || i < keys { -1e9 } else { 0.25 };
+            let values: Vec<f32> = (0..shape.iter().product()).map(masked).collect();
+            Tensor::<4>::from_data(TensorData::new(values, shape), &device())
+        };
+        let masks = [mask([1; 4]) * 0.0, mask([samples, 1, 1, keys]), mask([1, heads, queries, keys])];
+        for (mask, dropout) in masks.iter().flat_map(|mask| [(mask, 0.0), (mask, 0.4)]) {
+            // The queries, keys and values, one below the other.
+            let part = |x: Tensor<3>, from, count| x.narrow(1, from, count);
+            let parts = |x: Tensor<3>| {
+                let (query, key) = (part(x.clone(), 0, queries), part(x.clone(), queries, keys));
+                (query, key, part(x, queries + keys, keys))
+            };
+            let split = |x: Tensor<3>| {
+                let [samples, positions, _] = x.dims();
+                x.reshape([samples, positions, heads, of_head]).swap_dims(1, 2)
+            };
+            // `check` needs an output of the shape of the input.
+            let filled = |y: Tensor<3>, x: Tensor<3>| Tensor::cat(vec![y, part(x, queries, 2 * keys)], 1);
+            let fused = |x: Tensor<3>, _, _| {
+                let has_bias = mask.dims()[3] == keys && mask.dims() != [1; 4];
+                let bias = has_bias.then_some(mask);
+                let attention = Attention { heads, bias, dropout, keys: &samples_keys };
+                let (query, key, value) = parts(x.clone());
+                filled(attention.forward(query, key, value), x)
+            };
+            let composed = |x: Tensor<3>, _, _| {
+                let (query, key, value) = parts(x.clone());
+                let scores = split(query).matmul(split(key).transpose()) / (of_head as f64).sqrt() + mask.clone();
+                let weights = activation::softmax(scores, 3).reshape([samples * heads, queries, keys]);
+                let weights = dropout_of_rows(weights, dropout, &head_keys, MAX_POSITIONS);
+                let mixed = weights.reshape([samples, heads, queries, keys]).matmul(split(value));
+                filled(mixed.swap_dims(1, 2).reshape([samples, queries, width]), x)
+            };
+            check([samples, queries + 2 * keys, width], [1, 1], fused, composed);
+        }
     }
 }
 
@@ -203,6 +257,40 @@ fn embedding_of_repeated_ids() {
     );
 }
 
+/// A buffer has the sums of the graph: of tied weights, several passes, operations that are not
+/// fused, and a parameter that is not used.
+#[test]
+fn gradients_in_a_buffer() {
+    let ids = || Tensor::<2, Int>::from_data([[3, 1, 3, 0], [8, 8, 2, 5]], &device());
+    let (table, bias) = (draw("table", [9, 33]).require_grad(), draw("bias", [9]).require_grad());
+    let unused = draw("unused", [4]).require_grad();
+    let backward = || {
+        let logits = linear(embedding(table.clone(), ids()), table.clone(), bias.clone());
+        ((logits.clone() * logits).sum() + table.clone().narrow(0, 2, 3).sum()).backward()
+    };
+    let mut graph = backward();
+    let twice = |gradient: Vec<f32>| gradient.iter().map(|x| 2.0 * x).collect::<Vec<f32>>();
+    let of_table = twice(values(table.grad_remove(&mut graph).unwrap()));
+    let expected = [of_table, twice(values(bias.grad_remove(&mut graph).unwrap())), vec![0.0; 4], vec![7.0]];
+
+    let mut buffer = GradientBuffer::new(1);
+    buffer.push(&table);
+    buffer.push(&bias);
+    buffer.push(&unused);
+    for _ in 0..2 {
+        buffer.during(|| {
+            let mut rest = backward();
+            add_gradient(0, table.grad_remove(&mut rest).unwrap().reshape([9 * 33]));
+            assert!(bias.grad_remove(&mut rest).is_none());
+        });
+    }
+    // Outside, gradients are those of the graph.
+    assert!(bias.grad_remove(&mut backward()).is_some());
+    let sums = buffer.finish(&[7.0]);
+    assert_close(&[sums], &[expected.concat()]);
+    assert_eq!(GradientBuffer::new(2).finish(&[1.0, 2.0]), [1.0, 2.0]);
+}
+
 /// The results without autodiff are the same.
 #[test]
 fn tensors_without_autodiff_are_supported() {
@@ -215,7 +303,7 @@ fn tensors_without_autodiff_are_supported() {
             values(softmax(x.clone())),
             values(linear(x.clone(), weight, bias.clone().narrow(0, 0, 5))),
             values(layer_norm(x.clone(), bias.clone(), bias, EPSILON)),
-            values(attention_mix(attention_scores(x.clone().unsqueeze(), x.clone().unsqueeze(), 2), x.unsqueeze())),
+            values(attention(2).forward(x.clone().unsqueeze(), x.clone().unsqueeze(), x.unsqueeze())),
         ]
     };
     assert_close(&all(true), &all(false));

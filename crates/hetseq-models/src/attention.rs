@@ -1,54 +1,12 @@
-//! Multi-head scaled dot-product attention (Vaswani et al., 2017) without the projections, which
-//! belong to the model. Supports cross-attention.
+//! The masks of attention, and the attention that they are for.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use hetseq_kernels::{attention_mix, attention_scores, dropout_of_rows, softmax};
-use hetseq_random::Key;
-
-/// Maximum length of keys. For dropout, each row of attention weights counts as this many elements,
-/// so that masks do not depend on the padded length.
-pub const MAX_POSITIONS: usize = 1 << 16;
+pub use hetseq_kernels::{Attention, MAX_POSITIONS};
 
 /// Added to the score of a masked key. Its weight is exactly zero next to any other key. If all
 /// keys are masked (a sample that could not be read), the weights are still finite, unlike with
 /// minus infinity.
 const MASKED: f32 = -1e9;
-
-/// Attention settings.
-#[derive(Debug)]
-pub struct Attention<'a> {
-    pub heads: usize,
-    /// Added to the scores [sample, head, query, key]; see [`padding_mask`].
-    pub bias: Option<&'a Tensor<4>>,
-    /// Dropout rate of the weights. `keys` as in [`hetseq_kernels::dropout`].
-    pub dropout: f32,
-    pub keys: &'a [Key],
-}
-
-impl Attention<'_> {
-    /// All are [sample, position, feature], with the features of the heads side by side.
-    pub fn forward(&self, query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Tensor<3> {
-        let scores = attention_scores(query, key, self.heads);
-        let scores = match self.bias {
-            Some(bias) => scores + bias.clone(),
-            None => scores,
-        };
-        attention_mix(self.drop(softmax(scores)), value)
-    }
-
-    /// Each head has its own key, and each query a row of fixed length, so that masks do not depend
-    /// on the padding of the micro-batch.
-    fn drop(&self, weights: Tensor<4>) -> Tensor<4> {
-        if self.dropout <= 0.0 || self.keys.is_empty() {
-            return weights;
-        }
-        let [samples, heads, queries, keys] = weights.dims();
-        let head_keys: Vec<Key> =
-            self.keys.iter().flat_map(|key| (0..heads as u64).map(|head| key.index(head))).collect();
-        let rows = weights.reshape([samples * heads, queries, keys]);
-        dropout_of_rows(rows, self.dropout, &head_keys, MAX_POSITIONS).reshape([samples, heads, queries, keys])
-    }
-}
 
 /// The causal mask [1, 1, query, key]: no position attends to later ones.
 pub fn causal_mask(positions: usize, device: &Device) -> Tensor<4> {

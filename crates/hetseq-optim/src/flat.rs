@@ -1,6 +1,7 @@
 //! Arithmetic on whole flat buffers, outside of the optimizers: sums of device gradients, and
 //! checks for values that are not finite. Called by the trainer and by the optimizers.
 
+use hetseq_simd::vectorised;
 use rayon::prelude::*;
 
 /// Elements per task: large enough that splitting the addition over threads is faster.
@@ -8,12 +9,16 @@ const PARALLEL_CHUNK: usize = 1 << 16;
 
 /// `sum += more`, element by element.
 pub fn add(sum: &mut [f32], more: &[f32]) {
-    let add = |(sum, more): (&mut [f32], &[f32])| {
+    let chunks = sum.par_chunks_mut(PARALLEL_CHUNK).zip(more.par_chunks(PARALLEL_CHUNK));
+    chunks.for_each(|(sum, more)| add_chunk(sum, more));
+}
+
+vectorised! {
+    fn add_chunk(sum: &mut [f32], more: &[f32]) {
         for (sum, value) in sum.iter_mut().zip(more) {
             *sum += value;
         }
-    };
-    sum.par_chunks_mut(PARALLEL_CHUNK).zip(more.par_chunks(PARALLEL_CHUNK)).for_each(add);
+    }
 }
 
 /// Divides by `scale`, a power of two. Returns whether all results are finite.

@@ -4,6 +4,7 @@
 //! use the same order of additions. Called by the trainer between the all-reduce and the optimizer
 //! step.
 
+use hetseq_simd::vectorised;
 use rayon::prelude::*;
 
 /// Elements per partial sum. Part of the definition of the result: changing it changes the last
@@ -26,19 +27,21 @@ pub fn global_norm(data: &[f32]) -> f64 {
     sums.iter().fold(0.0, |total, sum| total + sum).sqrt()
 }
 
-/// The sum of squares of one chunk, in an order fixed by its length.
-pub(crate) fn sum_of_squares(chunk: &[f32]) -> f64 {
-    let mut lanes = [0f64; LANES];
-    let (rows, rest) = chunk.as_chunks::<LANES>();
-    for row in rows {
-        for (lane, x) in lanes.iter_mut().zip(row) {
+vectorised! {
+    /// The sum of squares of one chunk, in an order fixed by its length.
+    pub(crate) fn sum_of_squares(chunk: &[f32]) -> f64 {
+        let mut lanes = [0f64; LANES];
+        let (rows, rest) = chunk.as_chunks::<LANES>();
+        for row in rows {
+            for (lane, x) in lanes.iter_mut().zip(row) {
+                *lane += f64::from(*x) * f64::from(*x);
+            }
+        }
+        for (lane, x) in lanes.iter_mut().zip(rest) {
             *lane += f64::from(*x) * f64::from(*x);
         }
+        lanes.iter().fold(0.0, |total, lane| total + lane)
     }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += f64::from(*x) * f64::from(*x);
-    }
-    lanes.iter().fold(0.0, |total, lane| total + lane)
 }
 
 /// The factor that limits the norm of the gradient to `max_norm`; `None` never clips.

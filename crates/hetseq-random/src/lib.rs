@@ -91,13 +91,13 @@ impl Key {
 
 /// The element hash: two keyed rounds of a 32-bit finalizer. `hetseq-kernels` computes the same on
 /// tensors.
-#[inline]
+#[inline(always)]
 pub fn element_bits(low: u32, high: u32, i: u32) -> u32 {
     mix32(mix32(i ^ low) ^ high)
 }
 
 /// A 32-bit bijection with low bias, with the constants of the `lowbias32` hash.
-#[inline]
+#[inline(always)]
 fn mix32(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(MIX_FIRST);

@@ -123,6 +123,10 @@ pub(crate) struct BenchStepArgs {
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(geometries()))]
     #[arg(conflicts_with_all = ["path", "sets"], help_heading = "Options for BERT without data")]
     pub(crate) config: Option<String>,
+    /// Dropout rate of --config
+    #[arg(long, value_name = "RATE", default_value_t = 0.0)]
+    #[arg(requires = "config", help_heading = "Options for BERT without data")]
+    pub(crate) dropout: f64,
     /// Number of single-threaded devices for --config, as --devices cpu:N (default: one per core)
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     #[arg(requires = "config", conflicts_with = "devices", help_heading = "Options for BERT without data")]

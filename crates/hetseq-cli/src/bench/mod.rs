@@ -55,7 +55,7 @@ fn step(tasks: &Tasks, args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
                 request.batch = request.batch.or(Some(1024));
                 tasks.bench_step(source, &request)
             }
-            (None, config) => step_of_geometry(config.as_deref().unwrap_or_default(), &request),
+            (None, config) => step_of_geometry(config.as_deref().unwrap_or_default(), args.dropout, &request),
         }
     };
     let choices = args.devices();

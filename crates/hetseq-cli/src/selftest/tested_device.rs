@@ -227,7 +227,7 @@ impl TestedDevice<'_> {
             add(model.name, "samples", found.samples_per_second, core.samples_per_second);
         }
         for (geometry, batch) in [("tiny", 16), ("small", 16)] {
-            let step = |devices: &str| step_of_geometry(geometry, &request(devices, batch)).map_err(failed);
+            let step = |devices: &str| step_of_geometry(geometry, 0.0, &request(devices, batch)).map_err(failed);
             let found = step(&self.subject.name)?;
             add(&format!("BERT ({geometry})"), "tokens", found.tokens_per_s, step(ONE_CORE)?.tokens_per_s);
             if found.step_ms > SLOW_STEP_MS {

@@ -9,6 +9,8 @@
 //! the same loop with a decay of 0 (or a factor of 1), which does not change finite values; the
 //! loops are limited by memory, not by that multiplication.
 
+use hetseq_simd::vectorised;
+
 use super::{OptimizerConfig, OptimizerName};
 use crate::ParameterGroup;
 use crate::flat::{flag, is_clear};
@@ -107,73 +109,70 @@ impl AdadeltaScalars {
 // makes its parameter not finite, except for the moment in the denominator. So only that moment and
 // the parameter are checked.
 //
-// `inline(never)`: as function arguments the slices are known not to overlap, so the loops are
-// vectorised without run-time checks. There is one call per range of thousands of elements.
+// There is one call per range of thousands of elements.
 
-#[inline(never)]
-pub(super) fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) -> bool {
-    let mut flags = 0;
-    for (p, g) in p.iter_mut().zip(g) {
-        let grad = *g * s.scale + *p * s.l2;
-        *p -= s.lr * grad;
-        flags |= flag(*p);
-    }
-    is_clear(flags)
-}
-
-/// SGD with momentum. The buffer starts at 0, so the first step sets it to the gradient, as PyTorch
-/// does with a copy.
-#[inline(never)]
-pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScalars) -> bool {
-    let mut flags = 0;
-    if s.nesterov {
-        for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
+vectorised! {
+    pub(super) fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) -> bool {
+        let mut flags = 0;
+        for (p, g) in p.iter_mut().zip(g) {
             let grad = *g * s.scale + *p * s.l2;
-            *b = *b * s.momentum + grad;
-            *p -= s.lr * (grad + *b * s.momentum);
+            *p -= s.lr * grad;
             flags |= flag(*p);
         }
-    } else {
-        for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
-            let grad = *g * s.scale + *p * s.l2;
-            *b = *b * s.momentum + grad;
-            *p -= s.lr * *b;
-            flags |= flag(*p);
+        is_clear(flags)
+    }
+
+    /// SGD with momentum. The buffer starts at 0, so the first step sets it to the gradient, as PyTorch
+    /// does with a copy.
+    pub(super) fn momentum(p: &mut [f32], g: &[f32], buffer: &mut [f32], s: &SgdScalars) -> bool {
+        let mut flags = 0;
+        if s.nesterov {
+            for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
+                let grad = *g * s.scale + *p * s.l2;
+                *b = *b * s.momentum + grad;
+                *p -= s.lr * (grad + *b * s.momentum);
+                flags |= flag(*p);
+            }
+        } else {
+            for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
+                let grad = *g * s.scale + *p * s.l2;
+                *b = *b * s.momentum + grad;
+                *p -= s.lr * *b;
+                flags |= flag(*p);
+            }
         }
+        is_clear(flags)
     }
-    is_clear(flags)
-}
 
-/// Adam and AdamW.
-///
-/// The first moment is `beta1 m + (1 - beta1) g`; PyTorch computes `m + (1 - beta1)(g - m)`. Both
-/// are equal except for rounding, and exactly `g` for `beta1 = 0`.
-#[inline(never)]
-pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamScalars) -> bool {
-    let mut flags = 0;
-    for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-        let grad = *g * s.scale + *p * s.l2;
-        *m = *m * s.beta1 + grad * s.one_minus_beta1;
-        *v = *v * s.beta2 + grad * grad * s.one_minus_beta2;
-        let denominator = v.sqrt() / s.bias2_sqrt + s.eps;
-        *p = *p * s.keep - s.step_size * *m / denominator;
-        flags |= flag(*p) | flag(*v);
+    /// Adam and AdamW.
+    ///
+    /// The first moment is `beta1 m + (1 - beta1) g`; PyTorch computes `m + (1 - beta1)(g - m)`. Both
+    /// are equal except for rounding, and exactly `g` for `beta1 = 0`.
+    pub(super) fn adam(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamScalars) -> bool {
+        let mut flags = 0;
+        for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
+            let grad = *g * s.scale + *p * s.l2;
+            *m = *m * s.beta1 + grad * s.one_minus_beta1;
+            *v = *v * s.beta2 + grad * grad * s.one_minus_beta2;
+            let denominator = v.sqrt() / s.bias2_sqrt + s.eps;
+            *p = *p * s.keep - s.step_size * *m / denominator;
+            flags |= flag(*p) | flag(*v);
+        }
+        is_clear(flags)
     }
-    is_clear(flags)
-}
 
-/// Adadelta. `square` is the running mean of squared gradients; `step` is the running mean of
-/// squared steps, before the learning rate.
-#[inline(never)]
-pub(super) fn adadelta(p: &mut [f32], g: &[f32], square: &mut [f32], step: &mut [f32], s: &AdadeltaScalars) -> bool {
-    let mut flags = 0;
-    for (((p, g), square), step) in p.iter_mut().zip(g).zip(square).zip(step) {
-        let grad = *g * s.scale + *p * s.l2;
-        *square = *square * s.rho + grad * grad * s.one_minus_rho;
-        let delta = (*step + s.eps).sqrt() / (*square + s.eps).sqrt() * grad;
-        *step = *step * s.rho + delta * delta * s.one_minus_rho;
-        *p -= s.lr * delta;
-        flags |= flag(*p) | flag(*square);
+    /// Adadelta. `square` is the running mean of squared gradients; `step` is the running mean of
+    /// squared steps, before the learning rate.
+    pub(super) fn adadelta(p: &mut [f32], g: &[f32], square: &mut [f32], step: &mut [f32], s: &AdadeltaScalars) -> bool {
+        let mut flags = 0;
+        for (((p, g), square), step) in p.iter_mut().zip(g).zip(square).zip(step) {
+            let grad = *g * s.scale + *p * s.l2;
+            *square = *square * s.rho + grad * grad * s.one_minus_rho;
+            let delta = (*step + s.eps).sqrt() / (*square + s.eps).sqrt() * grad;
+            *step = *step * s.rho + delta * delta * s.one_minus_rho;
+            *p -= s.lr * delta;
+            flags |= flag(*p) | flag(*square);
+        }
+        is_clear(flags)
     }
-    is_clear(flags)
 }

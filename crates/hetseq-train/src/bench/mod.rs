@@ -100,20 +100,20 @@ pub(crate) fn trial(task: &OpenedTask, config: &RunConfig, request: &TrialReques
 }
 
 /// Times BERT in one of the [`geometries`], without any data.
-pub fn step_of_geometry(name: &str, request: &StepRequest) -> Result<StepReport, TrainError> {
+pub fn step_of_geometry(name: &str, dropout: f64, request: &StepRequest) -> Result<StepReport, TrainError> {
     let samples = request.batch.or(synthetic_bert::default_sequences(name)).unwrap_or(1);
-    let task = open_geometry(name, samples)?;
+    let task = open_geometry(name, samples, dropout)?;
     time_steps(&task, task.layout()?, &StepSettings::of_geometry(), request)
 }
 
 /// Trains BERT in one of the [`geometries`] for some updates, without any data.
 pub fn trial_of_geometry(name: &str, request: &TrialRequest) -> Result<Trial, TrainError> {
-    let task = open_geometry(name, request.batch)?;
+    let task = open_geometry(name, request.batch, 0.0)?;
     short_training::trial(&task, task.layout()?, &StepSettings::of_geometry(), request)
 }
 
-fn open_geometry(name: &str, samples: usize) -> Result<OpenedTask, TrainError> {
-    let config = SyntheticBertConfig { geometry: name.to_owned(), samples };
+fn open_geometry(name: &str, samples: usize, dropout: f64) -> Result<OpenedTask, TrainError> {
+    let config = SyntheticBertConfig { geometry: name.to_owned(), samples, dropout };
     let failed = |reason| TrainError::Task { task: SyntheticBert::NAME.to_owned(), reason: Box::new(reason) };
     Ok(OpenedTask::new(SyntheticBert::open(&config).map_err(failed)?, String::new()))
 }

@@ -64,7 +64,7 @@ impl Operation {
         Operation::with_products("attention", |on| {
             unary([3, 21, 64], on, |x| {
                 let (key, value) = (parameter([3, 21, 64], "key", on), parameter([3, 21, 64], "value", on));
-                kernels::attention_mix(kernels::softmax(kernels::attention_scores(x, key, 4)), value)
+                kernels::Attention { heads: 4, bias: None, dropout: 0.0, keys: &[] }.forward(x, key, value)
             })
         }),
         Operation::with_products("convolution", |on| {

@@ -118,6 +118,7 @@ impl ShortTraining {
             return Err(TrainError::Device { device, doing: "computing gradients", reason: lost.reason.clone() });
         }
         let (gradients, loss_sums) = sum.flat.split_at(self.layout.trainable_len());
+        self.devices.release()?;
         if sum.overflow != Some(true) {
             let parameters: &mut Vec<f32> = Arc::make_mut(&mut self.parameters);
             self.optimizer.step(parameters, gradients, 1.0, self.lr);

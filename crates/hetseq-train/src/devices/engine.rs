@@ -188,7 +188,8 @@ impl Replica for EngineReplica {
         self.memory_bytes
     }
 
-    fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError> {
+    fn load(&mut self, parameters: &Arc<Vec<f32>>, count: usize) -> Result<(), ComputeError> {
+        let parameters = &parameters[..count];
         self.parameters.write(parameters).map_err(EngineError::Memory)?;
         self.engine.request::<Value>(&json!({"do": "load", "count": parameters.len()}), &[])?;
         Ok(())

@@ -1,21 +1,20 @@
-//! Converts between a module's tensors and the flat buffer that the network and the optimizer use.
-//! Only this module knows how parameters are ordered, named and differentiated. Called by replicas
-//! and wherever a model is loaded.
+//! Loads a module's tensors from the flat buffer that the network and the optimizer use; the way
+//! back is in `gradients.rs`. Only these two know how parameters are ordered, named and
+//! differentiated. Called by replicas and wherever a model is loaded.
 //!
-//! In host memory each tensor is copied separately. To and from a GPU the buffer is transferred in
-//! a few large pieces, because each transfer waits for the device; it is split and joined on the
-//! GPU.
+//! In host memory tensors are parts of the flat buffer, which all devices of a process share, or
+//! copies of them. To a GPU the buffer is transferred in a few large pieces, because each transfer
+//! waits for the device; it is split on the GPU.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, Gradients, Shape, Tensor, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, Device, Shape, Tensor, TensorData};
 use hetseq_kernels::is_host;
 use hetseq_models::{Network, ParameterPath};
 use hetseq_optim::{Layout, LayoutEntry, OptimError};
 use hetseq_random::Key;
-
-use crate::task::ComputeError;
 
 /// Names, shapes and ranges of the parameters that require a gradient, in module order.
 pub(crate) fn layout_of<M: Module>(model: &M) -> Result<Layout, OptimError> {
@@ -64,23 +63,59 @@ pub(crate) fn initial<M: Network>(model: &M, layout: &Layout, seed: u64) -> Vec<
 /// join the graphs of replicas on several threads. Frozen parameters are untracked, whether loaded
 /// or not, so the backward pass ends above them.
 pub(crate) fn load<M: Module>(model: M, flat: &[f32], layout: &Layout, device: &Device) -> M {
-    load_in_pieces(model, flat, layout, device, (!is_host(device)).then_some(PIECE))
+    let source = Source { flat, shared: None, most: (!is_host(device)).then_some(PIECE) };
+    load_from(model, source, layout, device)
 }
 
-/// Does the same in transfers of at most `most` elements; one for each parameter if `None`.
-fn load_in_pieces<M: Module>(model: M, flat: &[f32], layout: &Layout, device: &Device, most: Option<usize>) -> M {
-    let upload = |entries| Upload { pieces: most.map_or_else(Vec::new, |most| pieces(entries, most)), latest: None };
+/// Does the same with all parameters, which a model in host memory then shares: they must not be
+/// changed before [`release`], or the change copies them.
+pub(crate) fn load_shared<M: Module>(model: M, flat: &Arc<Vec<f32>>, layout: &Layout, device: &Device) -> M {
+    let shared = bytes::Bytes::from_owner(SharedValues(flat.clone()));
+    load_from(model, Source { flat, shared: Some(shared), most: None }, layout, device)
+}
+
+/// Replaces all parameters by empty ones, until others are loaded.
+pub(crate) fn release<M: Module>(model: M, device: &Device) -> M {
+    struct Release<'a>(&'a Device);
+    impl ModuleMapper for Release<'_> {
+        fn map_float<const D: usize>(&mut self, _: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            Param::initialized(ParamId::new(), Tensor::zeros([1; D], self.0))
+        }
+    }
+    model.map(&mut Release(device))
+}
+
+/// Parameters that live as long as a tensor uses a part of them.
+struct SharedValues(Arc<Vec<f32>>);
+
+impl AsRef<[u8]> for SharedValues {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+struct Source<'a> {
+    flat: &'a [f32],
+    /// The same values, if tensors share them.
+    shared: Option<bytes::Bytes>,
+    /// The largest transfer, in elements. `None` in host memory: one for each parameter.
+    most: Option<usize>,
+}
+
+fn load_from<M: Module>(model: M, source: Source<'_>, layout: &Layout, device: &Device) -> M {
+    let pieces = |entries| source.most.map_or_else(Vec::new, |most| pieces(entries, most));
+    let upload = |entries| Upload { pieces: pieces(entries), latest: None };
     let uploads = [layout.trainable_entries(), layout.frozen_entries()].map(upload);
-    model.map(&mut LoadMapper { path: ParameterPath::default(), flat, layout, device, uploads })
+    model.map(&mut LoadMapper { path: ParameterPath::default(), source, layout, device, uploads })
 }
 
 /// Elements per transfer: enough to saturate the bus, and small enough for one buffer of every
 /// driver (64 of 128 MiB).
-const PIECE: usize = 16 << 20;
+pub(super) const PIECE: usize = 16 << 20;
 
 /// Splits a part of the layout between parameters into pieces of at most `most` elements. A larger
 /// parameter is one piece.
-fn pieces(entries: &[LayoutEntry], most: usize) -> Vec<Range<usize>> {
+pub(super) fn pieces(entries: &[LayoutEntry], most: usize) -> Vec<Range<usize>> {
     let mut pieces: Vec<Range<usize>> = Vec::new();
     for range in entries.iter().map(|entry| &entry.range) {
         match pieces.last_mut() {
@@ -116,7 +151,7 @@ impl Upload {
 
 struct LoadMapper<'a> {
     path: ParameterPath,
-    flat: &'a [f32],
+    source: Source<'a>,
     layout: &'a Layout,
     device: &'a Device,
     /// Of trainable and of frozen parameters.
@@ -126,12 +161,22 @@ struct LoadMapper<'a> {
 impl LoadMapper<'_> {
     fn tensor<const D: usize>(&mut self, entry: &LayoutEntry, is_frozen: bool) -> Tensor<D> {
         let (range, shape) = (entry.range.clone(), Shape::from(entry.shape.clone()));
-        match self.uploads[usize::from(is_frozen)].piece(&range, self.flat, self.device) {
+        let Source { flat, shared, .. } = &self.source;
+        match self.uploads[usize::from(is_frozen)].piece(&range, flat, self.device) {
             Some((start, piece)) => {
                 let part = piece.narrow(0, range.start - start, range.len()).reshape(shape);
                 if self.device.is_autodiff() { part.autodiff() } else { part }
             }
-            None => Tensor::from_data(TensorData::new(self.flat[range].to_vec(), shape), self.device),
+            None => {
+                let data = match shared {
+                    Some(shared) => {
+                        let bytes = shared.slice(range.start * size_of::<f32>()..range.end * size_of::<f32>());
+                        TensorData::from_bytes(Bytes::from_shared(bytes, AllocationProperty::Native), shape, DType::F32)
+                    }
+                    None => TensorData::new(flat[range].to_vec(), shape),
+                };
+                Tensor::from_data(data, self.device)
+            }
         }
     }
 }
@@ -149,7 +194,7 @@ impl ModuleMapper for LoadMapper<'_> {
         let (name, layout) = (self.path.name(), self.layout);
         let is_frozen = layout.is_frozen(&name);
         let needed = if is_frozen { layout.len() } else { layout.trainable_len() };
-        match (layout.get(&name).filter(|_| self.flat.len() >= needed), is_frozen) {
+        match (layout.get(&name).filter(|_| self.source.flat.len() >= needed), is_frozen) {
             (Some(entry), true) => Param::initialized(ParamId::new(), self.tensor(entry, true)),
             (Some(entry), false) => Param::from_tensor(self.tensor(entry, false)),
             (None, true) => param.set_require_grad(false),
@@ -158,110 +203,13 @@ impl ModuleMapper for LoadMapper<'_> {
     }
 }
 
-/// Gradient sums of several micro-batches, kept on the device until they are downloaded once.
-#[derive(Default)]
-pub(crate) struct Accumulator {
-    /// In the order of the layout's trainable parameters, which is their order in the model.
-    sums: Vec<Option<Tensor<1>>>,
-}
-
-impl Accumulator {
-    pub(crate) fn add<M: Module>(&mut self, model: &M, gradients: &mut Gradients) {
-        let mut visitor = AddVisitor { sums: &mut self.sums, at: 0, gradients };
-        model.visit(&mut visitor);
-    }
-
-    /// Downloads the sums of the trainable parameters in the flat layout, followed by the
-    /// `tail_len` values of `tail`. A parameter without a gradient contributes zeros. Without
-    /// `tail`, nothing was computed and all are zeros. Layout entries have no gaps, so the buffer
-    /// need not be cleared first.
-    pub(crate) fn download(
-        self,
-        layout: &Layout,
-        tail: Option<Tensor<1>>,
-        tail_len: usize,
-        device: &Device,
-    ) -> Result<Vec<f32>, ComputeError> {
-        let (trainable, len) = (layout.trainable_entries(), layout.trainable_len() + tail_len);
-        let mut flat = Vec::with_capacity(len);
-        let Some(tail) = tail else {
-            flat.resize(len, 0.0);
-            return Ok(flat);
-        };
-        let mut sums = self.sums.into_iter().chain(std::iter::repeat_with(|| None));
-        if is_host(device) {
-            for (entry, sum) in trainable.iter().zip(sums) {
-                match sum {
-                    Some(sum) => append(sum, entry.range.len(), &mut flat)?,
-                    None => flat.resize(entry.range.end, 0.0),
-                }
-            }
-            append(tail, tail_len, &mut flat)?;
-            return Ok(flat);
-        }
-        let (device, mut entries, mut tail) = (device.clone().inner(), trainable.iter().peekable(), Some(tail));
-        for piece in pieces(trainable, PIECE) {
-            let mut parts = Vec::new();
-            while let Some(entry) = entries.next_if(|entry| entry.range.end <= piece.end) {
-                let sum = sums.next().flatten();
-                parts.push(sum.unwrap_or_else(|| Tensor::zeros([entry.range.len()], &device)));
-            }
-            let mut count = piece.len();
-            if entries.peek().is_none() {
-                parts.extend(tail.take());
-                count += tail_len;
-            }
-            append(Tensor::cat(parts, 0), count, &mut flat)?;
-        }
-        Ok(flat)
-    }
-}
-
-/// Appends a tensor's `count` values as `f32`.
-pub(crate) fn append(tensor: Tensor<1>, count: usize, out: &mut Vec<f32>) -> Result<(), ComputeError> {
-    let failed = |error: &dyn std::fmt::Display| ComputeError::from_message(error.to_string());
-    let data = tensor.try_into_data_as::<f32>().map_err(|error| failed(&error))?;
-    let values = data.as_slice::<f32>().map_err(|error| failed(&format!("{error:?}")))?;
-    if values.len() != count {
-        let reason = format!("it returned a tensor of {} values where {count} are expected", values.len());
-        return Err(ComputeError::Task(reason.into()));
-    }
-    out.extend_from_slice(values);
-    Ok(())
-}
-
-struct AddVisitor<'a> {
-    sums: &'a mut Vec<Option<Tensor<1>>>,
-    at: usize,
-    gradients: &'a mut Gradients,
-}
-
-impl ModuleVisitor for AddVisitor<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
-            return;
-        }
-        if self.sums.len() <= self.at {
-            self.sums.push(None);
-        }
-        if let Some(gradient) = param.val().grad_remove(self.gradients) {
-            let elements = gradient.shape().num_elements();
-            let gradient = gradient.reshape([elements]);
-            let slot = &mut self.sums[self.at];
-            *slot = Some(match slot.take() {
-                Some(sum) => sum + gradient,
-                None => gradient,
-            });
-        }
-        self.at += 1;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use hetseq_models::convnet::ConvNet;
+    use hetseq_models::recompute::Tape;
 
     use super::*;
+    use crate::devices::gradients::Accumulator;
 
     #[test]
     fn names_and_shapes_are_those_of_pytorch() {
@@ -304,12 +252,13 @@ mod tests {
         let layout = all.freeze(|entry| ["conv1.weight", "conv2.bias", "fc1.weight"].contains(&entry.name.as_str()));
         let flat = initial(&model(), &layout, 3);
         for most in [None, Some(1), Some(200), Some(1 << 20)] {
-            let loaded = load_in_pieces(model(), &flat, &layout, &device, most);
+            let load = |model, flat| load_from(model, Source { flat, shared: None, most }, &layout, &device);
+            let loaded = load(model(), &flat);
             assert_eq!(values_of(&loaded), expected, "{most:?}");
             // Without frozen values, those of the model stay.
             let zeros = vec![0.0; layout.trainable_len()];
-            let loaded = load_in_pieces(loaded, &zeros, &layout, &device, most);
-            let loaded = load_in_pieces(loaded, &flat[..zeros.len()], &layout, &device, most);
+            let loaded = load(loaded, &zeros);
+            let loaded = load(loaded, &flat[..zeros.len()]);
             assert_eq!(values_of(&loaded), expected, "{most:?}");
         }
     }
@@ -325,10 +274,9 @@ mod tests {
 
         // The bias of the last layer: the gradient of a sum of outputs is the number of samples.
         let images = Tensor::<4>::ones([5, 1, 8, 8], &device);
-        let mut sums = Accumulator::default();
+        let mut sums = Accumulator::new(&model, 1, &device);
         for _ in 0..2 {
-            let mut gradients = model.forward(images.clone(), 0.0, &[]).sum().backward();
-            sums.add(&model, &mut gradients);
+            sums.backward(&model, Tape::default(), &model.forward(images.clone(), 0.0, &[]).sum());
         }
         let tail = Tensor::from_data([7.0f32], &Device::flex());
         let mut out = sums.download(&layout, Some(tail), 1, &device).unwrap();

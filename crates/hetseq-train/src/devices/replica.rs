@@ -13,7 +13,8 @@ use hetseq_optim::Layout;
 use super::StepParams;
 use super::burn_compute::catch_panic;
 use crate::data::loader::Job;
-use crate::devices::params::{self, Accumulator};
+use crate::devices::gradients::{Accumulator, append};
+use crate::devices::params;
 use crate::task::compute::GradientSums;
 use crate::task::totals::add;
 use crate::task::{Answer, ComputeError, ForwardContext, Inference, Replica, StepOutput, Task, Totals};
@@ -34,11 +35,20 @@ impl BurnDevice {
         catch_panic(|| with_precision(self.precision, work))
     }
 
-    fn load<M: Module>(&self, model: &mut M, parameters: &[f32]) -> Result<(), ComputeError> {
+    fn load<M: Module>(&self, model: &mut M, all: &Arc<Vec<f32>>, count: usize) -> Result<(), ComputeError> {
         self.run(|| {
-            *model = params::load(model.clone(), parameters, &self.layout, &self.device);
+            *model = match is_host(&self.device) {
+                true => params::load_shared(model.clone(), all, &self.layout, &self.device),
+                false => params::load(model.clone(), &all[..count], &self.layout, &self.device),
+            };
             self.wait()
         })
+    }
+
+    fn release<M: Module>(&self, model: &mut M) {
+        if is_host(&self.device) {
+            *model = params::release(model.clone(), &self.device);
+        }
     }
 
     /// Waits until the device has finished all launched work, so that times are correct. Nothing to
@@ -89,7 +99,7 @@ impl<T: Task> TrainingReplica<T> {
     fn sum_gradients(&self, jobs: &[Arc<Job>], params: &StepParams) -> Result<GradientSums, ComputeError> {
         let start = Instant::now();
         let loss_scale = if self.on.precision == Dtype::F16 { params.loss_scale } else { 1.0 };
-        let mut sums = Accumulator::default();
+        let mut sums = Accumulator::new(&self.model, self.terms, &self.on.device);
         let mut losses: Option<Tensor<1>> = None;
         for job in jobs {
             let ctx = ForwardContext::training(&self.on.device, &job.micro.samples, params.update_key);
@@ -106,7 +116,7 @@ impl<T: Task> TrainingReplica<T> {
                 Some(sum) => sum + terms,
                 None => terms,
             });
-            ctx.tape.backward(&objective, |gradients| sums.add(&self.model, gradients));
+            sums.backward(&self.model, ctx.tape, &objective);
             self.on.count_step();
         }
         self.on.wait()?;
@@ -142,8 +152,12 @@ impl<T: Task> Replica for TrainingReplica<T> {
         self.on.precision
     }
 
-    fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError> {
-        self.on.load(&mut self.model, parameters)
+    fn load(&mut self, parameters: &Arc<Vec<f32>>, count: usize) -> Result<(), ComputeError> {
+        self.on.load(&mut self.model, parameters, count)
+    }
+
+    fn release(&mut self) {
+        self.on.release(&mut self.model);
     }
 
     fn gradients(&mut self, jobs: &[Arc<Job>], params: &StepParams) -> Result<GradientSums, ComputeError> {
@@ -178,8 +192,12 @@ impl<I: Inference> Replica for PredictingReplica<I> {
         self.on.precision
     }
 
-    fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError> {
-        self.on.load(&mut self.model, parameters)
+    fn load(&mut self, parameters: &Arc<Vec<f32>>, count: usize) -> Result<(), ComputeError> {
+        self.on.load(&mut self.model, parameters, count)
+    }
+
+    fn release(&mut self) {
+        self.on.release(&mut self.model);
     }
 
     fn gradients(&mut self, _jobs: &[Arc<Job>], _params: &StepParams) -> Result<GradientSums, ComputeError> {
@@ -207,7 +225,7 @@ fn scalars(sums: Vec<Tensor<1>>) -> Result<Vec<f64>, ComputeError> {
     sums.into_iter()
         .map(|sum| {
             let mut value = Vec::with_capacity(1);
-            params::append(sum.inner(), 1, &mut value).map(|()| f64::from(value[0]))
+            append(sum.inner(), 1, &mut value).map(|()| f64::from(value[0]))
         })
         .collect()
 }

@@ -138,7 +138,7 @@ fn steps() {
         let key = Key::root(1).index(u64::from(step));
         devices.load(&parameters).unwrap();
         let sum = gradients(&mut devices, (0..THREADS).map(|_| vec![job(step)]).collect(), 0.25, key).unwrap();
-        alone.load(&parameters).unwrap();
+        alone.load(&parameters, parameters.len()).unwrap();
         let one = alone.gradients(&[job(step)], &params_of(0, 0.25, key)).unwrap().flat;
         // The same additions in the same order as over the devices: equal bits, or a replica
         // diverged.
@@ -148,6 +148,20 @@ fn steps() {
             *value -= 1e-3 * gradient;
         }
     }
+}
+
+/// Devices share the parameters, and after `release` the optimizer changes them in place.
+#[test]
+fn parameters_are_shared_until_they_are_released() {
+    let (mut devices, layout) = start(&cpus(2));
+    let mut parameters = initial(&layout);
+    let at = parameters.as_ptr();
+    devices.load(&parameters).unwrap();
+    assert!(Arc::strong_count(&parameters) > 1);
+    devices.release().unwrap();
+    let values: &mut Vec<f32> = Arc::make_mut(&mut parameters);
+    assert_eq!(values.as_ptr(), at);
+    devices.load_trainable(&parameters).unwrap();
 }
 
 #[test]

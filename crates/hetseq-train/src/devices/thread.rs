@@ -25,6 +25,8 @@ pub(super) enum DeviceCommand {
         parameters: Arc<Vec<f32>>,
         count: usize,
     },
+    /// Drops shared parameters, before they change.
+    Release,
     Run {
         work: Work,
         jobs: Vec<Arc<Job>>,
@@ -151,7 +153,11 @@ impl DeviceThread {
     fn run_command(&self, replica: &mut dyn Replica, command: DeviceCommand) -> Result<DeviceReply, ComputeError> {
         let (work, jobs) = match command {
             DeviceCommand::Load { parameters, count } => {
-                return replica.load(&parameters[..count]).map(|()| DeviceReply::Loaded);
+                return replica.load(&parameters, count).map(|()| DeviceReply::Loaded);
+            }
+            DeviceCommand::Release => {
+                replica.release();
+                return Ok(DeviceReply::Loaded);
             }
             DeviceCommand::Run { work, jobs } => (work, jobs),
         };

@@ -117,8 +117,12 @@ pub(crate) trait Replica {
         None
     }
 
-    /// Loads all parameters, or only the trainable ones, which come first.
-    fn load(&mut self, parameters: &[f32]) -> Result<(), ComputeError>;
+    /// Loads the first `count` parameters: all, or the trainable ones, which come first; the others
+    /// have not changed. A replica in host memory shares them.
+    fn load(&mut self, parameters: &Arc<Vec<f32>>, count: usize) -> Result<(), ComputeError>;
+
+    /// Drops parameters that it shares. It computes nothing before the next load.
+    fn release(&mut self) {}
 
     /// Computes the gradients of `sum over terms of scales[t] * loss sum t`, added up over the
     /// micro-batches. Without micro-batches they are zeros.

@@ -14,7 +14,7 @@ use crate::task::{ForwardContext, Samples, Split, StepOutput, Task, TaskData, Ta
 use crate::tasks::bert;
 
 /// The `[task]` table of `synthetic-bert`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SyntheticBertConfig {
     /// `tiny`, `small`, `base2` or `base`.
@@ -22,6 +22,9 @@ pub struct SyntheticBertConfig {
     /// Samples per epoch.
     #[serde(default = "default_samples")]
     pub samples: usize,
+    /// Of hidden states and of attention's weights.
+    #[serde(default)]
+    pub dropout: f64,
 }
 
 fn default_samples() -> usize {
@@ -67,15 +70,15 @@ fn find(name: &str) -> Option<Geometry> {
 }
 
 impl Geometry {
-    fn model(&self) -> BertConfig {
+    fn model(&self, dropout: f64) -> BertConfig {
         BertConfig {
             vocab_size: self.words,
             hidden_size: self.width,
             num_hidden_layers: self.layers,
             num_attention_heads: self.heads,
             intermediate_size: 4 * self.width,
-            hidden_dropout_prob: 0.0,
-            attention_probs_dropout_prob: 0.0,
+            hidden_dropout_prob: dropout,
+            attention_probs_dropout_prob: dropout,
             ..BertConfig::default()
         }
     }
@@ -85,6 +88,7 @@ impl Geometry {
 pub struct SyntheticBert {
     geometry: Geometry,
     samples: usize,
+    dropout: f64,
 }
 
 impl TaskData for SyntheticBert {
@@ -129,15 +133,15 @@ impl Task for SyntheticBert {
     type Model = Bert;
 
     fn open(config: &SyntheticBertConfig) -> Result<Self, TaskError> {
-        let SyntheticBertConfig { geometry: name, samples } = config;
+        let SyntheticBertConfig { geometry: name, samples, dropout } = config;
         let unknown = || format!("unknown geometry {name}; available: {}", names().join(", "));
         let geometry = find(name).ok_or_else(|| TaskError::Other(unknown()))?;
-        geometry.model().validate().map_err(|error| TaskError::Other(error.to_string()))?;
-        Ok(SyntheticBert { geometry, samples: *samples })
+        geometry.model(*dropout).validate().map_err(|error| TaskError::Other(error.to_string()))?;
+        Ok(SyntheticBert { geometry, samples: *samples, dropout: *dropout })
     }
 
     fn model(&self, device: &Device) -> Bert {
-        Bert::new(&self.geometry.model(), device)
+        Bert::new(&self.geometry.model(self.dropout), device)
     }
 
     fn forward(&self, model: &Bert, batch: &Batch, ctx: &ForwardContext) -> Result<StepOutput, TaskError> {
@@ -153,7 +157,7 @@ mod tests {
     fn every_geometry_gives_a_valid_model_and_batch() {
         for name in names() {
             let geometry = find(name).unwrap();
-            let config = SyntheticBertConfig { geometry: name.to_owned(), samples: 100 };
+            let config = SyntheticBertConfig { geometry: name.to_owned(), samples: 100, dropout: 0.0 };
             let task = SyntheticBert::open(&config).unwrap();
             let ids: Vec<u32> = (0..geometry.sequences as u32).collect();
             let batch = task.collate(&Samples::new(Split::Train, &ids, Key::root(1))).unwrap();
@@ -169,7 +173,7 @@ mod tests {
             assert!(positions.iter().all(|&at| (0..tokens as i32).contains(&at)));
             assert_eq!(batch.counts(), [ints("masked_ids").len() as u64]);
         }
-        let huge = SyntheticBertConfig { geometry: "huge".to_owned(), samples: 100 };
+        let huge = SyntheticBertConfig { geometry: "huge".to_owned(), samples: 100, dropout: 0.0 };
         assert!(SyntheticBert::open(&huge).err().unwrap().to_string().contains("available: tiny, small, base2, base"));
     }
 }

@@ -66,7 +66,7 @@ impl Learner {
     /// that is not finite after the same update, since their parameters and moments are equal.
     pub(super) fn step(&mut self, gradient: &[f32], norm: f64, lr: f64) -> Result<(), WroteNotFinite> {
         let scale = clip_factor(norm, self.optim.clip_norm);
-        // The devices have dropped their handles by now, so this does not copy.
+        // The devices have released them, so this does not copy.
         let parameters = Arc::make_mut(&mut self.parameters);
         self.optimizer.step(parameters, gradient, scale, lr as f32);
         if self.optimizer.is_finite() {

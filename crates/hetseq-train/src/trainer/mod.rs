@@ -294,6 +294,7 @@ impl Trainer {
             return self.skip_bad_update(gradient, header);
         }
         self.bad_updates = 0;
+        self.session.devices.release()?;
         self.learner.step(&gradient.flat, gradient.norm, header.lr).map_err(|WroteNotFinite(what)| {
             TrainError::Diverged { update, what, last: self.checkpointing.last_checkpoint() }
         })?;

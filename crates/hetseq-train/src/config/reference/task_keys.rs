@@ -194,8 +194,11 @@ const TRANSLATION: [KeyRow; 19] = [
     ("pad_to_multiple", "`1`", "both sides of a micro-batch are padded to a multiple of this"),
 ];
 
-const SYNTHETIC_BERT: [KeyRow; 2] =
-    [("geometry", "required", "`tiny`, `small`, `base2` or `base`"), ("samples", "`65536`", "samples per epoch")];
+const SYNTHETIC_BERT: [KeyRow; 3] = [
+    ("geometry", "required", "`tiny`, `small`, `base2` or `base`"),
+    ("samples", "`65536`", "samples per epoch"),
+    ("dropout", "`0.0`", "of hidden states and attention"),
+];
 
 const PYTHON: [KeyRow; 2] = [
     ("file", "required", "Python file with the class"),

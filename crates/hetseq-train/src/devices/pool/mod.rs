@@ -190,13 +190,24 @@ impl Devices {
         self.load_first(self.setup.layout.trainable_len(), parameters)
     }
 
+    /// Makes all replicas drop the parameters that they share, so that the optimizer changes them in
+    /// place instead of a copy. Call [`Devices::load_trainable`] before the next work.
+    pub(crate) fn release(&mut self) -> Result<(), TrainError> {
+        self.command_all(|| DeviceCommand::Release)
+    }
+
     fn load_first(&mut self, count: usize, parameters: &Arc<Vec<f32>>) -> Result<(), TrainError> {
         self.loaded = Some(Arc::downgrade(parameters));
+        self.command_all(|| DeviceCommand::Load { parameters: parameters.clone(), count })
+    }
+
+    /// Sends a command to all devices and waits for their replies.
+    fn command_all(&mut self, command: impl Fn() -> DeviceCommand) -> Result<(), TrainError> {
         const LOADING: &str = "loading parameters";
         let mut failures = Vec::new();
         let alive = self.alive();
         for &at in &alive {
-            self.handles[at].send(DeviceCommand::Load { parameters: parameters.clone(), count });
+            self.handles[at].send(command());
         }
         for &at in &alive {
             if let Err(error) = self.handles[at].wait_for_reply(LOADING) {

@@ -8,7 +8,7 @@ use hetseq_models::recompute::Tape;
 use hetseq_optim::{Optimizer, OptimizerConfig};
 
 use super::*;
-use crate::devices::params::Accumulator;
+use crate::devices::gradients::Accumulator;
 
 /// BERT with three layers and a classifier of samples.
 fn untrained(device: &Device) -> BertClassifier {
@@ -54,8 +54,8 @@ impl Classifier {
         let tape = Tape::default();
         let logits = self.model.sample_logits(&input, &keys, recompute.then_some(&tape));
         let loss = cross_entropy_sum(logits, labels);
-        let mut sums = Accumulator::default();
-        tape.backward(&loss, |gradients| sums.add(&self.model, gradients));
+        let mut sums = Accumulator::new(&self.model, 1, &self.device);
+        sums.backward(&self.model, tape, &loss);
         let flat = sums.download(&self.layout, Some(loss.inner()), 1, &self.device).unwrap();
         assert_eq!(flat.len(), self.layout.trainable_len() + 1);
         let named = |entry: &hetseq_optim::LayoutEntry| (entry.name.clone(), flat[entry.range.clone()].to_vec());

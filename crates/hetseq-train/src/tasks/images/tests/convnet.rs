@@ -46,7 +46,7 @@ fn loss_and_gradients_match_pytorch() {
     for entry in layout.entries() {
         parameters[entry.range.clone()].copy_from_slice(&stream.take(entry.range.len()));
     }
-    cpu.replica.load(&parameters).unwrap();
+    cpu.replica.load(&parameters.into(), layout.len()).unwrap();
 
     // Two uneven micro-batches against PyTorch's mean over all six images.
     let jobs = [&[0, 1, 2, 3][..], &[4, 5]].map(|ids| cpu.job(Split::Train, ids));

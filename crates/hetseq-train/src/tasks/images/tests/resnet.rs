@@ -68,7 +68,7 @@ fn check(case: &Case) {
         let values = parameter(&mut stream, &entry.name, &entry.shape);
         parameters[entry.range.clone()].copy_from_slice(&values);
     }
-    cpu.replica.load(&parameters).unwrap();
+    cpu.replica.load(&parameters.into(), layout.len()).unwrap();
     // Uneven micro-batches against the mean over all. Uses validation images, which are not cropped
     // at random.
     let jobs = [&[0, 1][..], &[2]].map(|ids| cpu.job(Split::Valid, ids));

@@ -47,7 +47,8 @@ fn a_skipped_sample_has_no_effect() {
     assert!(skipped[0].sample == 1 && skipped[0].reason.contains(&path.display().to_string()), "{skipped:?}");
 
     let mut cpu = OnCpu::new(task);
-    cpu.replica.load(&cpu.task.compute.initial(&cpu.layout, 1).unwrap()).unwrap();
+    let parameters = cpu.task.compute.initial(&cpu.layout, 1).unwrap();
+    cpu.replica.load(&parameters.into(), cpu.layout.len()).unwrap();
     let (with, without) = (cpu.job(Split::Train, &[0, 1, 2]), cpu.job(Split::Train, &[0, 2]));
     assert_close(&cpu.gradients(&[with], 0.5), &cpu.gradients(&[without], 0.5));
 
