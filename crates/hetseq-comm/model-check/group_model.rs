@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use stateright::{Checker, Model, Property};
 
-use crate::group_state::{GroupState, Status, Violation};
+use crate::group_state::{GroupState, Node, Status, Violation};
 use crate::regroup::{Arbiter, RankSet};
 
 /// The size of one check.
@@ -20,6 +20,15 @@ pub struct Limits {
     /// Ids below and from here are cut off from each other at the start; 0 for no partition.
     pub partition: usize,
     pub min_workers: usize,
+    /// Whether the members want to admit a newcomer.
+    pub newcomer: bool,
+}
+
+impl Limits {
+    /// All processes.
+    fn ids(&self) -> usize {
+        self.world + usize::from(self.newcomer)
+    }
 }
 
 /// The result of a check without a counterexample.
@@ -36,7 +45,7 @@ pub fn check(limits: Limits) -> Checked {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let checker = GroupModel(limits).checker().threads(threads).spawn_bfs().join();
     for (name, path) in checker.discoveries() {
-        if name != CONTINUES && name != THIRD_GENERATION {
+        if ![CONTINUES, THIRD_GENERATION, ADMITTED].contains(&name) {
             panic!("{name}: {:?}\n{:?}", path.last_state().clone(), path.into_actions());
         }
     }
@@ -54,10 +63,12 @@ enum Action {
     Arbitrate(usize),
     Resume(usize),
     Apply(usize),
+    Admit(usize),
 }
 
 const CONTINUES: &str = "a group continues after a fault";
 const THIRD_GENERATION: &str = "a group continues twice";
+const ADMITTED: &str = "a newcomer is admitted and gets the state";
 
 /// All schedules within the limits.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +76,7 @@ struct GroupModel(Limits);
 
 impl GroupModel {
     fn faults(&self, state: &GroupState, actions: &mut Vec<Action>) {
-        let running = || (0..self.0.world).filter(|&id| state.is_running(id));
+        let running = || (0..self.0.ids()).filter(|&id| state.is_running(id));
         actions.extend(running().map(Action::Crash));
         let asking = running().filter(|&id| state.nodes[id].asking.is_some());
         actions.extend(asking.map(Action::FailDirectory));
@@ -83,8 +94,8 @@ impl GroupModel {
 
     /// Everything that happens sooner or later without further faults.
     fn events(&self, state: &GroupState, actions: &mut Vec<Action>) {
-        for at in (0..self.0.world).filter(|&id| state.is_running(id)) {
-            for peer in 0..self.0.world {
+        for at in (0..self.0.ids()).filter(|&id| state.is_running(id)) {
+            for peer in 0..self.0.ids() {
                 if state.can_deliver(peer, at) {
                     actions.push(Action::Deliver { from: peer, to: at });
                 }
@@ -101,12 +112,16 @@ impl GroupModel {
             if self.0.updates && state.can_apply(at) {
                 actions.push(Action::Apply(at));
             }
+            if state.can_admit(at) {
+                actions.push(Action::Admit(at));
+            }
         }
     }
 
     /// Returns whether every rank has stopped or trains in a complete and connected generation.
     fn has_settled(&self, state: &GroupState) -> bool {
-        (0..self.0.world).filter(|&id| state.is_running(id)).all(|id| {
+        let is_member = |&id: &usize| state.is_running(id) && !state.nodes[id].is_waiting;
+        (0..self.0.ids()).filter(is_member).all(|id| {
             let node = &state.nodes[id];
             let in_step = |peer| state.is_running(peer) && state.nodes[peer].generation == node.generation;
             let connected = |peer| peer == id || state.is_connected(id, peer);
@@ -125,7 +140,7 @@ impl Model for GroupModel {
         let subsets = if self.0.updates { 1 << self.0.world } else { 1 };
         let states = (0..subsets).map(|bits: usize| {
             let applied: RankSet = (0..self.0.world).filter(|id| bits >> id & 1 == 1).collect();
-            let mut state = GroupState::new(self.0.world, arbiter, self.0.min_workers, &applied);
+            let mut state = GroupState::new(&self.0, arbiter, &applied);
             for a in 0..self.0.partition {
                 (self.0.partition..self.0.world).for_each(|b| state.cut(a, b));
             }
@@ -157,6 +172,7 @@ impl Model for GroupModel {
             Action::Arbitrate(id) => next.arbitrate(id),
             Action::Resume(id) => next.resume(id),
             Action::Apply(id) => next.apply(id),
+            Action::Admit(id) => next.admit(id),
         }
         Some(next)
     }
@@ -190,13 +206,18 @@ impl Model for GroupModel {
             Property::always(
                 "neither one fault nor cut links stop everyone",
                 |model: &GroupModel, state: &GroupState| {
-                    let all_stopped = state.nodes.iter().all(|node| node.status == Status::Stopped);
+                    let has_stopped = |node: &Node| node.status == Status::Stopped || node.is_waiting;
+                    let all_stopped = state.nodes.iter().all(has_stopped);
                     let is_whole = !model.0.directory && model.0.partition == 0;
                     let few_faults = is_whole && model.0.faults - state.faults <= 1;
                     let has_survivor = few_faults || model.0.directory && state.has_only_cuts;
                     !(all_stopped && has_survivor && model.0.min_workers == 1)
                 },
             ),
+            Property::sometimes(ADMITTED, |model: &GroupModel, state: &GroupState| {
+                let is_in = |id: usize| state.nodes.get(id).is_some_and(|node| node.generation > 0 && node.has_resumed);
+                !model.0.newcomer || !model.0.updates || is_in(model.0.world)
+            }),
             Property::sometimes(CONTINUES, |_, state: &GroupState| state.generations.len() > 1),
             Property::sometimes(THIRD_GENERATION, |model: &GroupModel, state: &GroupState| {
                 state.generations.len() > 2 || model.0.faults < 2 || model.0.min_workers > 1

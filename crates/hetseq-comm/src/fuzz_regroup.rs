@@ -35,11 +35,12 @@ fn message(world: usize, rng: &mut Rng) -> RegroupMessage {
         1 => RegroupMessage::Prepare,
         2 => {
             let accepted = Accepted { ballot: rng.below(world), members: rank_set(world, rng) };
-            RegroupMessage::Promise { lost: rank_set(world, rng), accepted: (rng.below(2) == 0).then_some(accepted) }
+            let accepted = (rng.below(2) == 0).then_some(accepted);
+            RegroupMessage::Promise { lost: rank_set(world, rng), has_newcomer: rng.below(2) == 0, accepted }
         }
-        3 => RegroupMessage::Propose { members: rank_set(world, rng) },
+        3 => RegroupMessage::Propose { members: rank_set(world + 1, rng) },
         4 => RegroupMessage::Accept,
-        _ => RegroupMessage::Install { members: rank_set(world, rng) },
+        _ => RegroupMessage::Install { members: rank_set(world + 1, rng) },
     }
 }
 
@@ -62,7 +63,13 @@ fn arbitrary_messages_do_not_break_the_machine() {
     fuzz("regroup messages", |rng| {
         let world = 1 + rng.below(6);
         let arbiter = if rng.below(2) == 0 { Arbiter::Quorum } else { Arbiter::Directory };
-        let setup = RegroupSetup { rank: rng.below(world), world, arbiter, min_workers: 1 + rng.below(2) };
+        let setup = RegroupSetup {
+            rank: rng.below(world),
+            world,
+            arbiter,
+            min_workers: 1 + rng.below(2),
+            has_newcomer: rng.below(2) == 0,
+        };
         let (mut machine, mut outputs) = Regroup::start(setup, &rank_set(world, rng));
         for _ in 0..20 {
             let from = rng.below(world + 1);
@@ -86,7 +93,7 @@ fn arbitrary_messages_do_not_break_the_machine() {
         for output in outputs {
             match output {
                 Output::Send { to, .. } => assert!(to < world && to != setup.rank),
-                Output::Install { members } => assert!(members.contains(setup.rank) && members.fits(world)),
+                Output::Install { members } => assert!(members.contains(setup.rank) && members.fits(world + 1)),
                 Output::AskDirectory { .. } | Output::Stop(_) => {}
             }
         }

@@ -64,7 +64,13 @@ impl Mesh {
     /// Agrees with the ranks that are left on a new membership, and continues with it.
     pub(crate) fn regroup(&mut self, rules: &RegroupRules) -> Result<Regrouped, CommError> {
         let arbiter = if rules.directory.is_some() { Arbiter::Directory } else { Arbiter::Quorum };
-        let setup = RegroupSetup { rank: self.rank, world: self.world(), arbiter, min_workers: rules.min_workers };
+        let setup = RegroupSetup {
+            rank: self.rank,
+            world: self.world(),
+            arbiter,
+            min_workers: rules.min_workers,
+            has_newcomer: false,
+        };
         self.transport.attend(true);
         // All ranks drop them, and they would delay the messages that follow.
         self.transport.cancel_queued();

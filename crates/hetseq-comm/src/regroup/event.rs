@@ -31,8 +31,9 @@ pub(crate) enum RegroupMessage {
     /// and is answered again.
     Prepare,
     /// Answers `Prepare`: the sender accepts nothing from lower ranks any more.
-    Promise { lost: RankSet, accepted: Option<Accepted> },
-    /// The members of the next generation, if a quorum accepts.
+    Promise { lost: RankSet, has_newcomer: bool, accepted: Option<Accepted> },
+    /// The members of the next generation, if a quorum accepts. With the number after the last rank:
+    /// the newcomer.
     Propose { members: RankSet },
     /// Answers `Propose`.
     Accept,

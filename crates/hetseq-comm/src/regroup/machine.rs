@@ -23,6 +23,9 @@ pub(crate) struct RegroupSetup {
     pub(crate) world: usize,
     pub(crate) arbiter: Arbiter,
     pub(crate) min_workers: usize,
+    /// Whether this rank is connected to a process that may become a member. That one has the number
+    /// `world`, and no vote.
+    pub(crate) has_newcomer: bool,
 }
 
 /// One rank's part in choosing the next generation.
@@ -58,12 +61,14 @@ enum Role {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Promise {
     lost: RankSet,
+    has_newcomer: bool,
     accepted: Option<Accepted>,
 }
 
 impl Regroup {
     /// Starts when this rank has lost the links to `lost`, or, with an empty set, when the first
-    /// message of a peer has arrived. Pass that message to [`Regroup::step`] next.
+    /// message of a peer has arrived, or when all ranks want to admit a newcomer. Pass that message
+    /// to [`Regroup::step`] next.
     pub(crate) fn start(setup: RegroupSetup, lost: &RankSet) -> (Regroup, Vec<Output>) {
         let lost = lost.iter().filter(|&rank| rank < setup.world && rank != setup.rank).collect();
         let role = Role::Follower;
@@ -168,15 +173,17 @@ impl Regroup {
     /// Returns why these ranks cannot be the next generation.
     fn too_small(&self, ranks: &RankSet) -> Option<StopReason> {
         let RegroupSetup { world, arbiter, min_workers, .. } = self.setup;
-        if arbiter == Arbiter::Quorum && !is_quorum(ranks, world) {
-            return Some(StopReason::NoQuorum { reachable: ranks.len(), needed: needed(ranks, world), world });
+        let voters = ranks.below(world);
+        if arbiter == Arbiter::Quorum && !is_quorum(&voters, world) {
+            return Some(StopReason::NoQuorum { reachable: voters.len(), needed: needed(&voters, world), world });
         }
         (ranks.len() < min_workers).then_some(StopReason::TooFew { left: ranks.len(), min_workers })
     }
 
     fn promise(&mut self, to: usize, outputs: &mut Vec<Output>) {
         self.promised = Some(to);
-        let message = RegroupMessage::Promise { lost: self.lost.clone(), accepted: self.accepted.clone() };
+        let (lost, accepted) = (self.lost.clone(), self.accepted.clone());
+        let message = RegroupMessage::Promise { lost, has_newcomer: self.setup.has_newcomer, accepted };
         outputs.push(Output::Send { to, message });
     }
 
@@ -197,7 +204,7 @@ impl Regroup {
                     self.promise(from, outputs);
                 }
             }
-            RegroupMessage::Promise { lost, accepted } => {
+            RegroupMessage::Promise { lost, has_newcomer, accepted } => {
                 let is_valid = accepted.as_ref().is_none_or(|accepted| {
                     // With a directory, no rank accepts anything.
                     self.setup.arbiter == Arbiter::Quorum
@@ -207,7 +214,7 @@ impl Regroup {
                 if let Role::Preparing { promises, .. } = &mut self.role
                     && is_valid
                 {
-                    promises.entry(from).or_insert(Promise { lost, accepted });
+                    promises.entry(from).or_insert(Promise { lost, has_newcomer, accepted });
                     self.advance(outputs);
                 }
             }
@@ -227,14 +234,17 @@ impl Regroup {
     }
 
     /// Returns whether the protocol can decide on this set. It may lack its proposer, which has
-    /// adopted the proposal of a lower rank.
+    /// adopted the proposal of a lower rank. All members of a set with the newcomer are connected to
+    /// it.
     fn can_be_decided(&self, members: &RankSet) -> bool {
-        let world = self.setup.world;
+        let RegroupSetup { rank, world, has_newcomer, .. } = self.setup;
+        let voters = members.below(world);
         let is_enough = match self.setup.arbiter {
-            Arbiter::Quorum => is_quorum(members, world),
-            Arbiter::Directory => !members.is_empty(),
+            Arbiter::Quorum => is_quorum(&voters, world),
+            Arbiter::Directory => !voters.is_empty(),
         };
-        is_enough && members.fits(world)
+        let is_connected = has_newcomer || !members.contains(world) || !members.contains(rank);
+        is_enough && is_connected && members.fits(world + 1)
     }
 
     fn accept(&mut self, from: usize, members: RankSet, outputs: &mut Vec<Output>) {
@@ -305,7 +315,11 @@ impl Regroup {
         if !unconfirmed.is_empty() {
             return;
         }
-        let members = clique(rank, &broken);
+        let mut members = clique(rank, &broken);
+        let is_connected = |peer: usize| promises.get(&peer).is_some_and(|promise| promise.has_newcomer);
+        if self.setup.has_newcomer && members.iter().filter(|&peer| peer != rank).all(is_connected) {
+            members.insert(self.setup.world);
+        }
         match self.too_small(&members) {
             // Not even proposed: another proposer may find a larger set.
             Some(reason) => self.stop(reason, outputs),
@@ -318,7 +332,7 @@ impl Regroup {
         match arbiter {
             Arbiter::Directory => {
                 self.role = Role::AskingDirectory;
-                let has_quorum = is_quorum(&members, world);
+                let has_quorum = is_quorum(&members.below(world), world);
                 outputs.push(Output::AskDirectory { members, has_quorum });
             }
             Arbiter::Quorum => {

@@ -7,12 +7,12 @@ fn set<const N: usize>(ranks: [usize; N]) -> RankSet {
 }
 
 fn start(rank: usize, world: usize, lost: &[usize]) -> (Regroup, Vec<Output>) {
-    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Quorum, min_workers: 1 };
+    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Quorum, min_workers: 1, has_newcomer: false };
     Regroup::start(setup, &lost.iter().copied().collect())
 }
 
 fn start_with_directory(rank: usize, world: usize, min_workers: usize, lost: &[usize]) -> (Regroup, Vec<Output>) {
-    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Directory, min_workers };
+    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Directory, min_workers, has_newcomer: false };
     Regroup::start(setup, &lost.iter().copied().collect())
 }
 
@@ -25,12 +25,12 @@ fn to(to: usize, message: RegroupMessage) -> Output {
 }
 
 fn promise<const N: usize>(lost: [usize; N]) -> RegroupMessage {
-    RegroupMessage::Promise { lost: set(lost), accepted: None }
+    RegroupMessage::Promise { lost: set(lost), has_newcomer: false, accepted: None }
 }
 
 fn promise_with<const N: usize>(ballot: usize, members: [usize; N]) -> RegroupMessage {
     let accepted = Some(Accepted { ballot, members: set(members) });
-    RegroupMessage::Promise { lost: set([]), accepted }
+    RegroupMessage::Promise { lost: set([]), has_newcomer: false, accepted }
 }
 
 fn suspect<const N: usize>(lost: [usize; N]) -> RegroupMessage {
@@ -75,6 +75,50 @@ fn a_follower_answers_and_passes_the_decision_on() {
     let members = set([0, 1, 2]);
     let outputs = follower.step(from(0, install([0, 1, 2])));
     assert_eq!(outputs, [to(1, install([0, 1, 2])), Output::Install { members }]);
+}
+
+/// A rank that wants to admit a newcomer to which it is connected.
+fn start_admission(rank: usize, world: usize) -> (Regroup, Vec<Output>) {
+    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Quorum, min_workers: 1, has_newcomer: true };
+    Regroup::start(setup, &set([]))
+}
+
+fn promise_newcomer() -> RegroupMessage {
+    RegroupMessage::Promise { lost: set([]), has_newcomer: true, accepted: None }
+}
+
+#[test]
+fn a_newcomer_that_all_reach_is_admitted() {
+    let (mut lead, outputs) = start_admission(0, 3);
+    assert_eq!(outputs, [to(1, PREPARE), to(2, PREPARE)]);
+    lead.step(from(1, promise_newcomer()));
+    let proposal = [to(1, propose([0, 1, 2, 3])), to(2, propose([0, 1, 2, 3]))];
+    assert_eq!(lead.step(from(2, promise_newcomer())), proposal);
+    let members = set([0, 1, 2, 3]);
+    assert_eq!(lead.step(from(1, ACCEPT)).last(), Some(&Output::Install { members: members.clone() }));
+    let (mut follower, _) = start_admission(2, 3);
+    assert_eq!(follower.step(from(0, PREPARE)), [to(0, promise_newcomer())]);
+    assert_eq!(follower.step(from(0, propose([0, 1, 2, 3]))), [to(0, ACCEPT)]);
+    let outputs = follower.step(from(0, install([0, 1, 2, 3])));
+    assert_eq!(outputs, [to(1, install([0, 1, 2, 3])), Output::Install { members }]);
+}
+
+#[test]
+fn a_newcomer_that_one_does_not_reach_stays_outside() {
+    let (mut lead, _) = start_admission(0, 3);
+    lead.step(from(1, promise_newcomer()));
+    assert_eq!(lead.step(from(2, promise([])))[0], to(1, propose([0, 1, 2])));
+    // A member without it accepts nothing else.
+    let (mut follower, _) = start(1, 3, &[]);
+    follower.step(from(0, PREPARE));
+    assert_eq!(follower.step(from(0, propose([0, 1, 2, 3]))), []);
+    assert_eq!(follower.step(from(0, install([0, 1, 2, 3]))), []);
+    // Its vote does not count.
+    let (mut lead, _) = start_admission(0, 5);
+    (3..5).for_each(|rank| drop(lead.step(Input::LinkLost(rank))));
+    lead.step(from(1, promise_newcomer()));
+    assert_eq!(lead.step(from(2, promise_newcomer()))[0], to(1, propose([0, 1, 2, 5])));
+    assert_eq!(start_admission(1, 4).0.step(from(0, install([1, 4]))), [], "no quorum");
 }
 
 #[test]

@@ -24,9 +24,9 @@ fn any_message() -> impl Strategy<Value = RegroupMessage> {
     prop_oneof![
         any_set().prop_map(|lost| RegroupMessage::Suspect { lost }),
         Just(RegroupMessage::Prepare),
-        (any_set(), accepted()).prop_map(|(lost, accepted)| {
+        (any_set(), any::<bool>(), accepted()).prop_map(|(lost, has_newcomer, accepted)| {
             let accepted = accepted.map(|(ballot, members)| Accepted { ballot, members });
-            RegroupMessage::Promise { lost, accepted }
+            RegroupMessage::Promise { lost, has_newcomer, accepted }
         }),
         any_set().prop_map(|members| RegroupMessage::Propose { members }),
         Just(RegroupMessage::Accept),
@@ -50,6 +50,8 @@ fn any_arbiter() -> impl Strategy<Value = Arbiter> {
 /// A group whose schedule comes from a list of numbers.
 struct Group {
     setup: RegroupSetup,
+    /// The ranks that are connected to a newcomer.
+    connected: RankSet,
     machines: Vec<Option<Regroup>>,
     /// The last output of each rank.
     results: Vec<Option<Output>>,
@@ -63,7 +65,8 @@ struct Group {
 impl Group {
     fn new(world: usize, arbiter: Arbiter) -> Group {
         Group {
-            setup: RegroupSetup { rank: 0, world, arbiter, min_workers: 1 },
+            setup: RegroupSetup { rank: 0, world, arbiter, min_workers: 1, has_newcomer: false },
+            connected: RankSet::new(),
             machines: vec![None; world],
             results: vec![None; world],
             links: BTreeMap::new(),
@@ -82,17 +85,32 @@ impl Group {
         (0..self.setup.world).filter(|&peer| peer != rank).for_each(|peer| self.endings.push((peer, rank)));
     }
 
+    /// The rank wants to admit the newcomer.
+    fn admit(&mut self, rank: usize) {
+        if self.machines[rank].is_none() && self.results[rank].is_none() {
+            self.start(rank, true);
+        }
+    }
+
+    fn start(&mut self, rank: usize, admits: bool) {
+        let has_newcomer = admits && self.connected.contains(rank);
+        let (machine, outputs) = Regroup::start(RegroupSetup { rank, has_newcomer, ..self.setup }, &RankSet::new());
+        self.machines[rank] = Some(machine);
+        self.carry_out(rank, outputs);
+    }
+
     fn input(&mut self, rank: usize, input: Input) {
         if self.results[rank].is_some() {
             return;
         }
-        let mut outputs = Vec::new();
         if self.machines[rank].is_none() {
-            let (machine, first) = Regroup::start(RegroupSetup { rank, ..self.setup }, &RankSet::new());
-            self.machines[rank] = Some(machine);
-            outputs = first;
+            self.start(rank, false);
         }
-        outputs.extend(self.machines[rank].as_mut().unwrap().step(input));
+        let outputs = self.machines[rank].as_mut().unwrap().step(input);
+        self.carry_out(rank, outputs);
+    }
+
+    fn carry_out(&mut self, rank: usize, outputs: Vec<Output>) {
         for output in outputs {
             match output {
                 Output::Send { to, message } => self.links.entry((rank, to)).or_default().push_back(message),
@@ -135,10 +153,13 @@ proptest! {
     fn any_input_is_safe(
         rank in 0..5_usize,
         arbiter in any_arbiter(),
+        has_newcomer in any::<bool>(),
         lost in any_set(),
         inputs in vec(any_input(), 0..40),
     ) {
-        let (mut machine, mut outputs) = Regroup::start(RegroupSetup { rank, world: 5, arbiter, min_workers: 2 }, &lost);
+        let setup = RegroupSetup { rank, world: 5, arbiter, min_workers: 2, has_newcomer };
+        let (mut machine, mut outputs) = Regroup::start(setup, &lost);
+        let fits = |members: &RankSet| members.fits(6) && (has_newcomer || !members.contains(5));
         for input in inputs {
             prop_assert!(!machine.waiting_for().to_string().is_empty());
             outputs.extend(machine.step(input));
@@ -148,8 +169,8 @@ proptest! {
         for output in &outputs {
             match output {
                 Output::Send { to, .. } => prop_assert!(*to < 5 && *to != rank),
-                Output::Install { members } => prop_assert!(members.contains(rank) && members.fits(5)),
-                Output::AskDirectory { members, .. } => prop_assert!(members.contains(rank) && members.fits(5)),
+                Output::Install { members } => prop_assert!(members.contains(rank) && fits(members)),
+                Output::AskDirectory { members, .. } => prop_assert!(members.contains(rank) && fits(members)),
                 Output::Stop(_) => {}
             }
         }
@@ -196,9 +217,12 @@ proptest! {
         crashes in btree_set(0..9_usize, 0..3),
         cuts in vec((0..9_usize, 0..9_usize), 0..4),
         faults_at in vec(0..40_usize, 8),
+        connected in rank_sets(9),
+        admitted_at in vec(0..20_usize, 9),
         choices in vec(any::<usize>(), 400),
     ) {
         let mut group = Group::new(world, arbiter);
+        group.connected = connected.clone();
         let mut faults: Vec<(usize, usize, usize)> = Vec::new();
         let mut times = faults_at.into_iter();
         faults.extend(crashes.iter().map(|rank| rank % world).zip(&mut times).map(|(rank, at)| (at, rank, rank)));
@@ -215,6 +239,7 @@ proptest! {
                     group.cut(a, b);
                 }
             }
+            (0..world).filter(|&rank| admitted_at[rank] == time).for_each(|rank| group.admit(rank));
             let idle = !group.event(choices.next().unwrap());
             if idle && time > 40 {
                 break;
@@ -231,5 +256,8 @@ proptest! {
         }), "{:?} {:?}", group.results, group.machines);
         sets.dedup();
         prop_assert!(sets.len() <= 1, "{:?}", group.results);
+        for members in sets.iter().filter(|members| members.contains(world)) {
+            prop_assert!(members.below(world).is_subset(&connected), "{:?}", group.results);
+        }
     }
 }

@@ -43,7 +43,7 @@ impl Peer {
         while let Some(message) = self.next_message() {
             match message {
                 RegroupMessage::Prepare => {
-                    self.send(&RegroupMessage::Promise { lost: RankSet::new(), accepted: None });
+                    self.send(&RegroupMessage::Promise { lost: RankSet::new(), has_newcomer: false, accepted: None });
                 }
                 RegroupMessage::Propose { .. } => self.send(&RegroupMessage::Accept),
                 _ => {}
