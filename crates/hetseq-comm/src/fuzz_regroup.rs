@@ -163,7 +163,7 @@ fn train(rank: usize, world: usize, directory: Option<&std::path::Path>, rng: &m
                 continue;
             }
             let start = Instant::now();
-            let regrouped = bounded(MEMORY_LIMIT_BYTES, || mesh.regroup(&rules));
+            let regrouped = bounded(MEMORY_LIMIT_BYTES, || mesh.regroup(&rules, &rules, &mut Vec::new(), None));
             soon(start, "a regroup");
             match regrouped {
                 Ok(regrouped) => assert!(mesh.world() == regrouped.survivors.len() && mesh.rank < mesh.world()),

@@ -92,7 +92,7 @@ pub(crate) fn by_quorum() -> RegroupRules {
 /// Regroups and checks that this takes no longer than a few seconds.
 fn regroup_soon(mesh: &mut Mesh) -> Result<Regrouped, CommError> {
     let start = Instant::now();
-    let result = mesh.regroup(&by_quorum());
+    let result = mesh.regroup(&by_quorum(), &by_quorum(), &mut Vec::new(), None);
     assert!(start.elapsed() < Duration::from_secs(8), "took {:?}: {result:?}", start.elapsed());
     result
 }
@@ -128,7 +128,7 @@ fn frames_of_the_next_generation_follow_the_decision() {
         let (mut mesh, mut peers) = rank_and_peers(1, 2, 200, 5_000);
         peers[0].send_frame(&decision, GENERATION).unwrap();
         peers[0].send_frame(&barrier_frame(), GENERATION + 1).unwrap();
-        assert_eq!(mesh.regroup(&by_quorum()).unwrap().survivors, [0, 1]);
+        assert_eq!(mesh.regroup(&by_quorum(), &by_quorum(), &mut Vec::new(), None).unwrap().survivors, [0, 1]);
         reduce::barrier(&mut mesh).unwrap();
     }
 }

@@ -10,8 +10,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::acceptor::{AcceptEvent, Acceptor};
-use super::handshake::{Handshake, HandshakeError, Hello, Member, MemberList, Message, shown_name, unexpected};
-use super::late_join::LateJoin;
+use super::door::Door;
+use super::handshake::{
+    Handshake, HandshakeError, Hello, Member, MemberList, Message, Request, shown_name, unexpected,
+};
 use super::mismatch::{Mismatch, Reader, RefusedRanks};
 use super::rank0::Interruption;
 use super::refusal::Refusal;
@@ -19,13 +21,14 @@ use super::reject_log::RejectLog;
 use super::{GRACE, HANDSHAKE_TIMEOUT, JoinContext, Joined, PAIRING_TIMEOUT, POLL_INTERVAL, Reminder};
 use crate::error::named_ranks;
 use crate::heartbeat_timing::HeartbeatTiming;
+use crate::secret::Credentials;
 
 /// Timeout for telling a waiting rank why it waits. Rank 0 serves no other rank meanwhile.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many rejections are kept for the error message.
 const NOTES_LIMIT: usize = 8;
 
-pub(super) type RankAcceptor = Acceptor<(Handshake, Hello)>;
+pub(super) type RankAcceptor = Acceptor<(Handshake, Request)>;
 
 /// A rank that has joined and waits for the start.
 struct PendingRank {
@@ -75,7 +78,9 @@ impl<'a> Membership<'a> {
         loop {
             for event in acceptor.poll(POLL_INTERVAL) {
                 match event {
-                    AcceptEvent::Accepted((handshake, hello)) => self.add(handshake, hello),
+                    AcceptEvent::Accepted((handshake, Request::Hello(hello))) => self.add(handshake, hello),
+                    // A newcomer that expects an earlier group here, or that is early.
+                    AcceptEvent::Accepted((handshake, _)) => drop(handshake.refuse(Refusal::NotYet)),
                     AcceptEvent::Rejected { address, reason } => self.note(address, &reason),
                 }
             }
@@ -326,7 +331,12 @@ impl<'a> Membership<'a> {
         Ok(())
     }
 
-    pub(super) fn into_joined(self, generation: u64, late_join: LateJoin) -> Joined {
+    pub(super) fn into_joined(
+        self,
+        generation: u64,
+        door: (Door, Vec<SocketAddr>),
+        credentials: Credentials,
+    ) -> Joined {
         let (mut names, mut connections) = (vec![self.context.name.clone()], vec![None]);
         let mut timing = self.context.timing;
         for rank in self.pending.into_iter().flatten() {
@@ -334,6 +344,6 @@ impl<'a> Membership<'a> {
             names.push(rank.name);
             connections.push(Some(rank.handshake.into_connection()));
         }
-        Joined { rank: 0, generation, names, timing, connections, late_join: Some(late_join) }
+        Joined { rank: 0, generation, names, timing, connections, door: Some(door), credentials }
     }
 }
