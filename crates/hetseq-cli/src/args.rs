@@ -111,6 +111,7 @@ pub(crate) struct ExportArgs {
   hetseq train configs/mnist.toml --set optim.lr=0.001 --set batch.global=\"4096 tokens\"
   hetseq train runs/mnist                           resume a run by its directory
   hetseq train run.toml --resume never              start over; the previous run is kept
+  hetseq train run.toml --join node-a:29400         one more worker for a run that trains
   srun --ntasks-per-node=1 hetseq train run.toml    one rank per node under Slurm"
 )]
 pub(crate) struct TrainArgs {
@@ -129,6 +130,12 @@ pub(crate) struct TrainArgs {
     /// directory.
     #[arg(long, default_value = "auto", value_name = "auto|never|PATH")]
     pub(crate) resume: String,
+    /// Join a run that trains already, at one of these addresses: those of its ranks
+    ///
+    /// The process needs the config and the data of that run and its HETSEQ_SECRET, but no rank
+    /// number. Nothing is started if there is no such run.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,...")]
+    pub(crate) join: Vec<String>,
     /// Parts of the checkpoint not to restore (comma-separated)
     #[arg(long, value_delimiter = ',')]
     pub(crate) reset: Vec<ResetWhat>,

@@ -50,6 +50,7 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         },
         overrides: source.has_overrides(),
         secret: secret()?,
+        join: args.join.clone(),
     };
     match tasks.train(&source, &options)? {
         RunOutcome::Finished => Ok(ExitCode::SUCCESS),

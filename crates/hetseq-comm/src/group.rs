@@ -140,11 +140,17 @@ impl Group {
         Ok(())
     }
 
-    /// Joins a group that trains: waits until it admits this process, as its last rank. `rules` are
-    /// those of the others, with the run directory of this machine, which counts if all see the same.
-    pub fn enter(running: RunningGroup, rules: RegroupRules, members_file: PathBuf) -> Result<Group, CommError> {
+    /// Joins a group that trains: waits until it admits this process, as its last rank, or until
+    /// `is_cancelled`. `rules` are those of the others, with the run directory of this machine, which
+    /// counts if all see the same.
+    pub fn enter(
+        running: RunningGroup,
+        rules: RegroupRules,
+        members_file: PathBuf,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Group, CommError> {
         let directory = rules.directory.clone().unwrap_or_default();
-        let Entered { welcome, connections, door, credentials, options } = running.enter(&directory)?;
+        let Entered { welcome, connections, door, credentials, options } = running.enter(&directory, is_cancelled)?;
         let Welcome { generation, first_generation, members, timing, has_directory } = welcome;
         connections.iter().flatten().for_each(|connection| rendezvous::prepare(connection, timing, &options));
         let hosts = members.iter().map(|card| card.host.clone()).collect();

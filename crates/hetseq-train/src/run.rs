@@ -37,6 +37,8 @@ pub struct RunOptions {
     /// Shared by the ranks of a run; never logged. If none, rank 0 writes one into the run
     /// directory.
     pub secret: Option<String>,
+    /// Members, as `host:port`, of a run to join while it trains. Nothing else is started then.
+    pub join: Vec<String>,
 }
 
 /// Written by hand so that the secret never reaches a log.
@@ -50,6 +52,7 @@ impl std::fmt::Debug for RunOptions {
             .field("reset", &self.reset)
             .field("overrides", &self.overrides)
             .field("secret", &secret)
+            .field("join", &self.join)
             .finish()
     }
 }
@@ -67,7 +70,12 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
     }
     let stop = StopFlag::default();
     let mut session = Session::assemble("train", task, &config, options)?;
-    match check_and_measure(&mut session, &config, options, &stop) {
+    let checked = check_and_measure(&mut session, &config, options, &stop);
+    if let Some(running) = session.running.take() {
+        checked?;
+        return Trainer::join(session, running, config, stop)?.train(started);
+    }
+    match checked {
         Ok(lock) => Trainer::prepare(session, config, options, stop, lock)?.train(started),
         Err(error) => session.leave(Err(error)),
     }
@@ -81,7 +89,8 @@ fn check_and_measure(
     options: &RunOptions,
     stop: &StopFlag,
 ) -> Result<Option<RunLock>, TrainError> {
-    let lock = early_checks(session, config, options)?;
+    // The run to join has checked all this.
+    let lock = if session.running.is_none() { early_checks(session, config, options)? } else { None };
     session.probe_cluster(config, options, ProbeMode::Measure(stop))?;
     check_sums(session)?;
     Ok(lock)

@@ -127,6 +127,7 @@ impl RunDir {
         self.select(|event| match event {
             Event::Lost { rank, .. } => Some(format!("lost {rank}")),
             Event::Regrouped { world, .. } => Some(format!("regrouped {world}")),
+            Event::Joined { rank, .. } => Some(format!("joined {rank}")),
             Event::Lead { .. } => Some("lead".to_owned()),
             _ => None,
         })

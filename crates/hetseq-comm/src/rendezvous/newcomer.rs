@@ -146,8 +146,9 @@ impl RunningGroup {
         self.members.iter().map(|card| card.host.as_str())
     }
 
-    /// Waits until the group admits this process. `run_dir` is the run directory of this machine.
-    pub(crate) fn enter(mut self, run_dir: &Path) -> Result<Entered, CommError> {
+    /// Waits until the group admits this process, or until `is_cancelled`. `run_dir` is the run
+    /// directory of this machine.
+    pub(crate) fn enter(mut self, run_dir: &Path, is_cancelled: &dyn Fn() -> bool) -> Result<Entered, CommError> {
         let id = u64::from_le_bytes(random().map_err(|reason| system("provide random numbers", reason))?).max(1);
         let (mut door, addresses) = match self.party.open_door() {
             Ok((door, addresses)) => (Some(door), addresses),
@@ -159,7 +160,7 @@ impl RunningGroup {
         let card = MemberCard { id, host: self.party.name.clone(), addresses };
         let (mut since, mut reminder) = (Instant::now(), Reminder::new(Instant::now()));
         loop {
-            let error = match self.attempt(&card, run_dir) {
+            let error = match self.attempt(&card, run_dir, is_cancelled) {
                 Ok(Some((welcome, connections))) => {
                     let Party { credentials, options, .. } = self.party;
                     return Ok(Entered { welcome, connections, door: door.take(), credentials, options });
@@ -173,7 +174,7 @@ impl RunningGroup {
             };
             let is_refused = matches!(&error, HandshakeError::RefusedUs(_) | HandshakeError::WeRefused(_));
             let limit = if is_refused { REFUSED_LIMIT } else { self.party.options.join };
-            if since.elapsed() >= limit {
+            if since.elapsed() >= limit || is_cancelled() {
                 let hosts: Vec<&str> = self.hosts().collect();
                 return Err(CommError::GroupGone { hosts: hosts.join(", "), reason: error.to_string() });
             }
@@ -191,6 +192,7 @@ impl RunningGroup {
         &mut self,
         card: &MemberCard,
         run_dir: &Path,
+        is_cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<(Welcome, Vec<Option<Connection>>)>, HandshakeError> {
         let addresses: Vec<_> = self.members.iter().map(|card| card.addresses.clone()).collect();
         self.members = self.party.find(&addresses, Some(self.group))?.members;
@@ -216,7 +218,7 @@ impl RunningGroup {
             if let Some(welcome) = receive_welcome(&mut connections, &mut welcomed) {
                 break welcome;
             }
-            if connections.is_empty() {
+            if connections.is_empty() || is_cancelled() {
                 return Ok(None);
             }
             if Instant::now() >= deadline {

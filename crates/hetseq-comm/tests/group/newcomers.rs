@@ -93,15 +93,17 @@ fn join(
     let env = RankEnv { rank: Some(0), world: 1, rendezvous: Rendezvous::Alone, source: "the test" };
     match Group::join_or_find(&env, &identity, &options(with_newcomers(9, dir, at)))? {
         Joining::Started(group) => Ok(group),
-        Joining::Running(running) => Group::enter(running, rules(Some(dir)), dir.join("members.json")),
+        Joining::Running(running) => Group::enter(running, rules(Some(dir)), dir.join("members.json"), &|| false),
     }
 }
 
+/// Waits until all doors are open: a rank may be ready before rank 0.
 fn wait_for_members(dir: &Path) -> PathBuf {
     let path = dir.join("members.json");
     while !path.exists() {
         sleep(Duration::from_millis(10));
     }
+    sleep(Duration::from_millis(500));
     path
 }
 

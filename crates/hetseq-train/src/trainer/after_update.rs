@@ -41,6 +41,7 @@ impl Trainer {
         if let Some(request) = stop {
             self.learner.state.unfinished_validation = validates.then_some(next.epoch);
             self.announce_stop(request);
+            self.session.group.close_door();
             self.save()?;
             self.leave_boundary();
             self.finish_saves()?;

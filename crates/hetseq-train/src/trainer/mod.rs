@@ -24,6 +24,7 @@ pub(crate) mod loss_scale;
 mod loss_watch;
 pub(crate) mod losses;
 pub(crate) mod messages;
+mod newcomer;
 mod newer_checkpoint;
 mod observer;
 mod pipeline;
@@ -39,7 +40,7 @@ mod valid_rounds;
 
 use std::time::Instant;
 
-use hetseq_comm::CommError;
+use hetseq_comm::{Candidate, CommError};
 use hetseq_metrics::Event;
 use hetseq_optim::global_norm;
 use hetseq_random::Key;
@@ -62,6 +63,7 @@ use in_progress::InProgress;
 use learner::{Learner, WroteNotFinite};
 use loss_watch::LossWatch;
 use losses::{mean_losses, named, scales, weighted};
+use newcomer::Newcomer;
 use observer::Observer;
 use pipeline::{Pipeline, RequestedUpdate};
 use session::Session;
@@ -90,6 +92,15 @@ pub(crate) struct Trainer {
     repeats_failed: Option<u64>,
     loss_watch: LossWatch,
     replica_health: ReplicaHealth,
+    /// This rank has joined the run while it trained, and has not done an update yet.
+    newcomer: Option<Newcomer>,
+}
+
+/// Why the ranks have stopped to compute updates.
+enum Pause {
+    Ended(RunOutcome),
+    /// To admit a newcomer.
+    Admits(Candidate),
 }
 
 /// How a run ended.
@@ -129,26 +140,26 @@ impl Trainer {
     }
 
     /// Trains until the planned end, an early stop, a signal or an error. Continues without ranks
-    /// that are lost, and with ranks whose parameters were wrong.
+    /// that are lost, with ranks that join, and with ranks whose parameters were wrong.
     fn run(&mut self) -> Result<RunOutcome, TrainError> {
-        self.start()?;
-        self.resume_boundary();
-        let mut result = self.run_updates();
+        let mut result = self.start().and_then(|()| self.run_updates());
         loop {
             let continued = match result {
+                Ok(Pause::Ended(outcome)) => return Ok(outcome),
+                Ok(Pause::Admits(candidate)) => self.admit(candidate),
                 Err(error) if self.can_recover(&error) => self.recover(error),
                 Err(error) if self.can_heal(&error) => self.heal(error),
-                result => return result,
+                Err(error) => return Err(error),
             };
             result = continued.and_then(|()| self.run_updates());
         }
     }
 
-    /// Trains with the ranks that are there, until the end or until one is lost.
-    fn run_updates(&mut self) -> Result<RunOutcome, TrainError> {
+    /// Trains with the ranks that are there, until the end, until one is lost, or until one joins.
+    fn run_updates(&mut self) -> Result<Pause, TrainError> {
         if self.boundary.is_some() {
             if let Some(outcome) = self.after_update()? {
-                return Ok(outcome);
+                return Ok(Pause::Ended(outcome));
             }
             self.observer.start_update();
         }
@@ -157,7 +168,7 @@ impl Trainer {
             None => self.first_update()?,
         };
         if let Some(outcome) = self.end_at_once(&next.merged)? {
-            return Ok(outcome);
+            return Ok(Pause::Ended(outcome));
         }
         while let Some((update, loaded)) = next.work {
             let header = next.merged;
@@ -165,6 +176,8 @@ impl Trainer {
             self.compute(loaded, &header);
             let mut gradient;
             (gradient, next) = self.reduce(&update, &header)?;
+            // All have contributed: it is a rank like any other.
+            self.newcomer = None;
             let plan = self.learn_times(&next.merged);
             self.request_next()?;
             self.step(&mut gradient, &header, next.merged.overflow)?;
@@ -173,17 +186,25 @@ impl Trainer {
             self.enter_boundary(BoundaryDecisions::of(&update, &next.merged));
             self.observe(&update, &gradient, &plan, &header, &next.merged)?;
             if let Some(outcome) = self.after_update()? {
-                return Ok(outcome);
+                return Ok(Pause::Ended(outcome));
+            }
+            if let Some(candidate) = next.merged.newcomer.filter(|_| next.work.is_some()) {
+                return Ok(Pause::Admits(candidate));
             }
             self.observer.start_update();
         }
+        self.session.group.close_door();
         self.finish_saves()?;
         self.final_sync()?;
-        Ok(RunOutcome::Finished)
+        Ok(Pause::Ended(RunOutcome::Finished))
     }
 
-    /// Loads the parameters into the devices, and starts to load samples.
+    /// Loads the parameters into the devices, and starts to load samples. A newcomer gets all that
+    /// from the others.
     fn start(&mut self) -> Result<(), TrainError> {
+        if self.newcomer.is_some() {
+            return self.continue_in_new_group().map(drop);
+        }
         let is_at_end = self.pipeline.sampler.at(&self.learner.state.cursor).is_none();
         // With zero updates, `early_checks.rs` has said so.
         if is_at_end && self.learner.updates() > 0 && self.learner.state.unfinished_validation.is_none() {
@@ -195,6 +216,7 @@ impl Trainer {
             self.request_next()?;
         }
         self.observer.start_update();
+        self.resume_boundary();
         Ok(())
     }
 

@@ -178,6 +178,11 @@ impl Observer {
         }
     }
 
+    /// Which part of an update each rank or device computed last.
+    pub(super) fn shares(&self) -> Vec<f64> {
+        self.shares.clone()
+    }
+
     pub(super) fn reset_workers(&mut self) {
         self.workers.reset();
     }
