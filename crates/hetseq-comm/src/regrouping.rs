@@ -80,7 +80,7 @@ impl Mesh {
             world: self.world(),
             arbiter,
             min_workers: rules.min_workers,
-            has_newcomer: false,
+            has_newcomer: arrival.as_ref().is_some_and(Arrival::is_connected),
         };
         self.transport.attend(true);
         // All ranks drop them, and they would delay the messages that follow.

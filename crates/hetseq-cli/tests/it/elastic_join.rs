@@ -11,12 +11,12 @@ use crate::reference::{Reference, shipped};
 use crate::run_dir::RunDir;
 
 const SOON: Duration = Duration::from_secs(90);
-const UPDATES: u64 = 120;
+const UPDATES: u64 = 60;
 const SECRET: &str = "hunter2-hunter2-2";
 
 /// Slowed down, so that there is time to join. Checks after every update that all replicas are equal.
 fn settings(job: Job) -> Job {
-    job.set("emulate.slowdown", "[8, 8, 8, 8]")
+    job.set("emulate.slowdown", "[16, 16, 16, 16]")
         .set("batch.probe_s", 0)
         .set("checkpoint.every", "10 updates")
         .set("run.checksum_every", 1)
