@@ -50,7 +50,15 @@ impl ClusterProfile {
     /// returns has its number again if no other has taken it. Its link counts as the slowest. `rank`
     /// is this rank.
     pub(crate) fn add(&mut self, host: String, report: RankReport, rank: usize) {
-        let (shard_weight, key, devices) = report;
+        let (shard_weight, key, mut devices) = report;
+        // Without a measurement it would seem to be far slower than the others, get nothing to compute,
+        // and never be measured. As fast as the first of them is a start that is corrected soon.
+        let known = self.profile.ranks.iter().flat_map(|rank| &rank.devices).next();
+        for (device, known) in devices.iter_mut().zip(known.into_iter().cycle()) {
+            if !device.table.is_measured() {
+                (device.table, device.after_s) = (known.table.clone(), known.after_s);
+            }
+        }
         let number = (0..).find(|number| !self.original_ranks.contains(number)).unwrap_or_default();
         let slowest = |slowest: LinkProfile, link: LinkProfile| LinkProfile {
             bytes_per_s: slowest.bytes_per_s.min(link.bytes_per_s),
@@ -200,6 +208,10 @@ mod tests {
         assert_eq!(cluster.original_ranks, [0, 2, 1]);
         assert_eq!(cluster.name(2), "d of rank 2 (d)");
         assert_eq!(cluster.report(2), report("d"));
+        // It was not measured: it counts as fast as the first.
+        cluster.profile.ranks[0].devices[0].table = hetseq_balance::CostTable::proportional(0.5);
+        cluster.add("e".to_owned(), report("e"), 1);
+        assert_eq!(cluster.report(3).2[0].table, cluster.report(0).2[0].table);
         let mut other = ClusterProfile::empty(cluster.profile.clone());
         other.follow(cluster.shared(), 2);
         assert_eq!((&other.members, other.local), (&cluster.members, 2..3));
