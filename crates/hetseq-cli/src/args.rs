@@ -136,6 +136,9 @@ pub(crate) struct TrainArgs {
     /// number. Nothing is started if there is no such run.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,...")]
     pub(crate) join: Vec<String>,
+    /// Set by a process that has lost its run and joins it again
+    #[arg(long, hide = true, requires = "join")]
+    pub(crate) rejoin: bool,
     /// Parts of the checkpoint not to restore (comma-separated)
     #[arg(long, value_delimiter = ',')]
     pub(crate) reset: Vec<ResetWhat>,

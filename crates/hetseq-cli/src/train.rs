@@ -51,6 +51,7 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         overrides: source.has_overrides(),
         secret: secret()?,
         join: args.join.clone(),
+        rejoin: args.rejoin,
     };
     match tasks.train(&source, &options)? {
         RunOutcome::Finished => Ok(ExitCode::SUCCESS),
@@ -62,6 +63,30 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
             }
             Ok(stopped())
         }
+    }
+}
+
+/// Starts this process again as one that joins its run, whose ranks at `addresses` continue without
+/// it. Returns only if that fails.
+pub(crate) fn rejoin(addresses: &[String]) -> std::io::Error {
+    eprint_line("joining the run again");
+    let mut args = Vec::new();
+    let mut given = std::env::args_os().skip(1);
+    while let Some(arg) = given.next() {
+        match arg.to_str() {
+            Some("--join") => drop(given.next()),
+            Some("--rejoin") => {}
+            Some(text) if text.starts_with("--join=") => {}
+            _ => args.push(arg),
+        }
+    }
+    match std::env::current_exe() {
+        Ok(program) => {
+            let mut command = std::process::Command::new(program);
+            command.args(args).arg("--rejoin").arg(format!("--join={}", addresses.join(",")));
+            std::os::unix::process::CommandExt::exec(&mut command)
+        }
+        Err(error) => error,
     }
 }
 

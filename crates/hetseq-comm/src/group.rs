@@ -317,6 +317,12 @@ impl Group {
         }
     }
 
+    /// Addresses of the other members, at which a process can join the group.
+    pub fn addresses(&self) -> Vec<String> {
+        let others = self.cards.iter().enumerate().filter(|(rank, _)| *rank != self.rank());
+        others.flat_map(|(_, card)| &card.addresses).map(SocketAddr::to_string).collect()
+    }
+
     /// Admits no more processes: the run is about to end.
     pub fn close_door(&self) {
         if let Some(door) = &self.door {

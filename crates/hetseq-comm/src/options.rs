@@ -47,6 +47,8 @@ pub struct Newcomers {
     pub members_file: PathBuf,
     /// `host:port` of members. If there are any, this process joins the group there and starts none.
     pub join: Vec<String>,
+    /// How long to look for it there; by default as long as for ranks at a start.
+    pub limit: Option<Duration>,
 }
 
 impl Default for Options {

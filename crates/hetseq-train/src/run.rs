@@ -39,6 +39,8 @@ pub struct RunOptions {
     pub secret: Option<String>,
     /// Members, as `host:port`, of a run to join while it trains. Nothing else is started then.
     pub join: Vec<String>,
+    /// This process has been a rank of that run before: it looks for it only for a moment.
+    pub rejoin: bool,
 }
 
 /// Written by hand so that the secret never reaches a log.
@@ -53,6 +55,7 @@ impl std::fmt::Debug for RunOptions {
             .field("overrides", &self.overrides)
             .field("secret", &secret)
             .field("join", &self.join)
+            .field("rejoin", &self.rejoin)
             .finish()
     }
 }
@@ -69,7 +72,17 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
         return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
-    let mut session = Session::assemble("train", task, &config, options)?;
+    if !options.join.is_empty() && !config.elastic.enabled {
+        return Err(TrainError::Config("--join needs elastic.enabled = true, as on all ranks of that run".to_owned()));
+    }
+    let mut session = Session::assemble("train", task, &config, options).map_err(|error| match error {
+        TrainError::Comm(reason) if options.rejoin => TrainError::CutOff {
+            reason: format!("this process could not join the run again: {reason}"),
+            saved: "It has nothing to save".to_owned(),
+            rejoin: Vec::new(),
+        },
+        error => error,
+    })?;
     let checked = check_and_measure(&mut session, &config, options, &stop);
     if let Some(running) = session.running.take() {
         checked?;

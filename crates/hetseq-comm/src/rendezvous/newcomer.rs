@@ -79,6 +79,7 @@ pub(crate) struct Entered {
 /// else at those of the last group of this run directory.
 pub(super) fn find(context: &JoinContext<'_>, newcomers: &Newcomers) -> Result<Option<RunningGroup>, CommError> {
     let mut reminder = Reminder::new(Instant::now());
+    let limit = newcomers.limit.unwrap_or(context.options.join);
     loop {
         let file = MembersFile::read(&newcomers.members_file);
         let credentials = file.as_ref().and_then(MembersFile::credentials);
@@ -102,8 +103,8 @@ pub(super) fn find(context: &JoinContext<'_>, newcomers: &Newcomers) -> Result<O
         }
         let is_refused = matches!(&error, HandshakeError::RefusedUs(_) | HandshakeError::WeRefused(_));
         let is_final = is_refused && !is_early(&error) && context.started.elapsed() >= REFUSED_LIMIT;
-        if is_final || context.time_left() <= RETRY_PAUSE {
-            return Err(failed(error, &newcomers.join, context.options.join));
+        if is_final || context.started.elapsed() + RETRY_PAUSE >= limit {
+            return Err(failed(error, &newcomers.join, limit));
         }
         if reminder.is_due(Instant::now()) {
             tracing::info!("waiting for the run at {}: {error}", newcomers.join.join(", "));

@@ -17,7 +17,7 @@ const ROUNDS_AFTER: usize = 5;
 const SECRET: &str = "squirrel-of-the-park";
 
 fn with_newcomers(rank: usize, dir: &Path, join: Vec<String>) -> Options {
-    let newcomers = Some(Newcomers { members_file: dir.join("members.json"), join });
+    let newcomers = Some(Newcomers { members_file: dir.join("members.json"), join, limit: None });
     Options { newcomers, secret: Secret::Given(SECRET.to_owned()), ..options(rank) }
 }
 

@@ -62,6 +62,7 @@ impl Trainer {
                 true => TrainError::CutOff {
                     reason: "this process was asked to stop before the run had admitted it".to_owned(),
                     saved: "There is nothing to save".to_owned(),
+                    rejoin: Vec::new(),
                 },
                 false => error,
             });

@@ -367,7 +367,8 @@ impl Trainer {
                 Err(error) => format!("The state after {} could not be saved: {error}", at_update(updates)),
             },
         };
-        TrainError::CutOff { reason, saved }
+        let rejoin = if others_continue { self.session.group.addresses() } else { Vec::new() };
+        TrainError::CutOff { reason, saved, rejoin }
     }
 
     /// Plans and loads again from the current position, for the devices that are left.

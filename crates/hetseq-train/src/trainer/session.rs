@@ -27,6 +27,9 @@ use crate::run::{RunOptions, run_dir};
 use crate::task::OpenedTask;
 use crate::trainer::stop::StopFlag;
 
+/// How long a process looks for the run of which it has just been a rank.
+const REJOIN_LIMIT: Duration = Duration::from_secs(10);
+
 /// In the run directory of each rank: where the ranks of its group can be reached.
 const MEMBERS_FILE: &str = "members.json";
 
@@ -361,7 +364,11 @@ fn too_many_threads(names: &str, specs: &[DeviceSpec], cores: usize) -> Option<S
 
 fn comm_options(command: &str, config: &RunConfig, options: &RunOptions) -> Options {
     let comm = &config.comm;
-    let newcomers = Newcomers { members_file: run_dir(config).join(MEMBERS_FILE), join: options.join.clone() };
+    let newcomers = Newcomers {
+        members_file: run_dir(config).join(MEMBERS_FILE),
+        join: options.join.clone(),
+        limit: options.rejoin.then_some(REJOIN_LIMIT),
+    };
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),
         progress: comm.progress_timeout(),
