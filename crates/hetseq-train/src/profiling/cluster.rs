@@ -25,7 +25,7 @@ pub(crate) struct ClusterProfile {
 }
 
 /// What a rank sends: its configured shard weight, the cache key of its measurements, its devices.
-pub(crate) type RankReport = (Option<f64>, Option<ProbeKey>, Vec<DeviceProfile>);
+pub(crate) type RankDevices = (Option<f64>, Option<ProbeKey>, Vec<DeviceProfile>);
 
 /// What a newcomer learns about the ranks: profile, cache keys, numbers at the start.
 pub(crate) type SharedCluster = (Profile, Vec<Option<ProbeKey>>, Vec<usize>);
@@ -49,7 +49,7 @@ impl ClusterProfile {
     /// Adds a newcomer as the last rank. Its number is the lowest that is free, so a worker that
     /// returns has its number again if no other has taken it. Its link counts as the slowest. `rank`
     /// is this rank.
-    pub(crate) fn add(&mut self, host: String, report: RankReport, rank: usize) {
+    pub(crate) fn add(&mut self, host: String, report: RankDevices, rank: usize) {
         let (shard_weight, key, mut devices) = report;
         // Without a measurement it would seem to be far slower than the others, get nothing to compute,
         // and never be measured. As fast as the first of them is a start that is corrected soon.
@@ -72,7 +72,7 @@ impl ClusterProfile {
     }
 
     /// What this rank reports about itself.
-    pub(crate) fn report(&self, rank: usize) -> RankReport {
+    pub(crate) fn report(&self, rank: usize) -> RankDevices {
         let profile = self.profile.ranks.get(rank);
         let devices = profile.map_or_else(Vec::new, |profile| profile.devices.clone());
         (profile.and_then(|profile| profile.shard_weight), self.keys.get(rank).cloned().flatten(), devices)
@@ -102,7 +102,7 @@ impl ClusterProfile {
     /// equal on all ranks.
     pub(crate) fn exchange(
         group: &mut Group,
-        local: RankReport,
+        local: RankDevices,
         links: Vec<LinkProfile>,
         template: Profile,
     ) -> Result<Self, TrainError> {
@@ -111,7 +111,7 @@ impl ClusterProfile {
         let json = serde_json::to_vec(&local).map_err(|error| TrainError::Encode { reason: error.to_string() })?;
         let (mut ranks, mut members, mut keys, mut local_devices) = (Vec::new(), Vec::new(), Vec::new(), 0..0);
         for (rank, json) in group.all_gather_bytes(&json)?.iter().enumerate() {
-            let (shard_weight, key, devices): RankReport =
+            let (shard_weight, key, devices): RankDevices =
                 serde_json::from_slice(json).map_err(|error| TrainError::Decode { rank, reason: error.to_string() })?;
             keys.push(key);
             let first = members.len();
@@ -187,7 +187,7 @@ impl ClusterProfile {
 mod tests {
     use super::*;
 
-    fn report(name: &str) -> RankReport {
+    fn report(name: &str) -> RankDevices {
         let table = hetseq_balance::CostTable::proportional(1.0);
         let name = name.to_owned();
         let device = DeviceProfile { name, table, after_s: 0.0, weight: 1.0, max_tokens: None, max_samples: None };

@@ -14,7 +14,7 @@ use hetseq_metrics::Event;
 use crate::checkpoint::Checkpoints;
 use crate::config::RunConfig;
 use crate::error::TrainError;
-use crate::profiling::cluster::{ClusterProfile, RankReport};
+use crate::profiling::cluster::{ClusterProfile, RankDevices};
 use crate::run::run_dir;
 use crate::run_dir::events::RunEvents;
 use crate::trainer::session::Session;
@@ -31,7 +31,7 @@ use super::setup::{Parts, run_constants, sampler, workers};
 
 /// What a newcomer says about itself until the first update that it has done.
 pub(super) struct Newcomer {
-    pub(super) report: RankReport,
+    pub(super) report: RankDevices,
 }
 
 /// A newcomer that has the state of the run.

@@ -20,7 +20,7 @@ use crate::checkpoint::Restored;
 use crate::config::RunConfig;
 use crate::data::update_sampler::PlannedUpdate;
 use crate::error::TrainError;
-use crate::profiling::cluster::{RankReport, SharedCluster};
+use crate::profiling::cluster::{RankDevices, SharedCluster};
 use crate::run::run_dir;
 use crate::run_dir::audit::AuditLine;
 use crate::run_dir::events::at_update;
@@ -421,6 +421,6 @@ impl Trainer {
     }
 }
 
-fn encode_report(report: &RankReport) -> Result<String, TrainError> {
+fn encode_report(report: &RankDevices) -> Result<String, TrainError> {
     serde_json::to_string(report).map_err(|error| TrainError::Encode { reason: error.to_string() })
 }
