@@ -94,6 +94,8 @@ pub(crate) struct Trainer {
     replica_health: ReplicaHealth,
     /// This rank has joined the run while it trained, and has not done an update yet.
     newcomer: Option<Newcomer>,
+    /// The number of the newcomer that was reported last, and the update before it.
+    last_joined: Option<(Option<usize>, u64)>,
 }
 
 /// Why the ranks have stopped to compute updates.

@@ -415,8 +415,12 @@ impl Trainer {
                 interrupted_s: regrouping.interrupted_s,
             });
         }
+        // It is a newcomer until its first update is done, in which more ranks may be lost.
         if let Some(caught_up) = caught_up {
-            self.emit_joined(caught_up, regrouping);
+            let joined = (self.session.cluster.original_ranks.get(caught_up.rank).copied(), update);
+            if self.last_joined.replace(joined) != Some(joined) {
+                self.emit_joined(caught_up, regrouping);
+            }
         }
     }
 }

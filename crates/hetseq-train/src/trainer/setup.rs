@@ -119,6 +119,8 @@ impl Parts {
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }
+        // Reject a sample that no device can take now, not when training reaches it.
+        session.planner().share(config.batch.split, &[session.task.data.lengths(Split::Train).longest()])?;
         let sampler = sampler(session, config, &mut state)?;
         let (mut lock, mut saved, mut changed) = (None, None, Vec::new());
         if let Some(found) = found {
@@ -194,6 +196,7 @@ impl Parts {
             loss_watch: LossWatch::new(is_resumed),
             replica_health: Default::default(),
             newcomer,
+            last_joined: None,
         }
     }
 }
@@ -244,8 +247,6 @@ pub(super) fn sampler(session: &Session, config: &RunConfig, state: &mut State) 
         shuffle: true,
     };
     let lengths = session.task.data.lengths(Split::Train);
-    // Reject a sample that no device can take now, not when training reaches it.
-    session.planner().share(config.batch.split, &[lengths.longest()])?;
     let mut sampler = UpdateSampler::new(lengths, spec, config.run.max_updates, config.run.max_epochs);
     sampler.check(&state.cursor).map_err(TrainError::Config)?;
     state.total_updates.get_or_insert_with(|| sampler.total_updates(&state.cursor));

@@ -205,7 +205,8 @@ impl Report {
         self.samples += group.updates.iter().map(|update| update.samples).sum::<u64>();
         let updates_s: f64 = group.updates.iter().map(|update| update.seconds).sum();
         let interrupted_s = group.membership_changes.interrupted_s();
-        let regrouping_s = group.membership_changes.regroup_s();
+        let joining_s: f64 = group.joined.iter().map(|joined| joined.seconds).sum();
+        let regrouping_s = group.membership_changes.regroup_s() + joining_s;
         let known_s = updates_s + group.validation_s + group.checkpoints_s + interrupted_s + regrouping_s;
         let wall_s = group.end.as_ref().map_or(known_s, |end| end.seconds.max(known_s));
         self.spent.wall_s += wall_s;
