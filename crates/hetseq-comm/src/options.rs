@@ -49,6 +49,9 @@ pub struct Newcomers {
     pub join: Vec<String>,
     /// How long to look for it there; by default as long as for ranks at a start.
     pub limit: Option<Duration>,
+    /// Rank 0 starts the group with this many ranks, itself included; the others join it later. By
+    /// default with all.
+    pub start_with: Option<usize>,
 }
 
 impl Default for Options {

@@ -136,3 +136,32 @@ fn a_process_that_dies_on_the_way_disturbs_nothing() {
     assert_eq!(codes(&ended), [Some(0); 2], "{ended:#?}");
     assert_undisturbed(&dir, 3, "processes died on the way");
 }
+
+/// The others come later, with the numbers of their commands.
+#[test]
+fn a_run_starts_with_fewer_ranks_and_the_others_join() {
+    let dir = RunDir::new();
+    let job = job(&dir, 3).set("elastic.start_with", 1);
+    let mut cluster = job.start_ranks([0]);
+    cluster.wait_for_update(&dir, 4);
+    job.start_rank(2, &mut cluster);
+    job.start_rank(1, &mut cluster);
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(0); 3], "{ended:#?}");
+    assert_eq!(dir.membership_events(), ["joined 1", "joined 2"], "{ended:#?}");
+    assert_undisturbed(&dir, 3, "started with one");
+}
+
+/// It computes nothing, and votes.
+#[test]
+fn a_process_without_devices_joins_too() {
+    let dir = RunDir::new();
+    let job = job(&dir, 2);
+    let mut cluster = job.start();
+    cluster.wait_for_update(&dir, 4);
+    newcomer(&dir, job.port()).set("run.devices", "none").start_rank(0, &mut cluster);
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(0); 3], "{ended:#?}");
+    assert_eq!(dir.membership_events(), ["joined 2"], "{ended:#?}");
+    assert_undisturbed(&dir, 2, "a voter joined");
+}

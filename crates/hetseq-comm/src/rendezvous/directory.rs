@@ -59,6 +59,13 @@ const FAST_SCAN_PHASE: Duration = Duration::from_secs(10);
 pub(super) fn join(context: &JoinContext<'_>, dir: &Path) -> Result<Found, CommError> {
     let cannot = |error: std::io::Error| unusable(dir, &error.to_string());
     std::fs::create_dir_all(dir).map_err(cannot)?;
+    // Otherwise two groups of the same world could start.
+    if 2 * context.start_with() <= context.world {
+        let (least, world) = (context.start_with(), context.world);
+        let problem =
+            format!("with file://, a start with {least} of {world} ranks is not safe: it needs more than half of them");
+        return Err(CommError::RankEnv { problem });
+    }
     let ip = socket::chosen_ip(context.options)?;
     let mut search = LeaderSearch::new(context, dir, ip)?;
     let may_lead = context.rank.is_none_or(|rank| rank == 0);

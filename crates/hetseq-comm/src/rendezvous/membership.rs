@@ -68,7 +68,7 @@ impl<'a> Membership<'a> {
         Membership { context, pending, unnumbered, refused, reject_log, notes }
     }
 
-    /// Returns when every rank has joined, or when interrupted. Fails at the deadline.
+    /// Returns when every rank has joined, or enough to start with, or when interrupted. Fails at the deadline.
     pub(super) fn wait_for_all(
         &mut self,
         acceptor: &RankAcceptor,
@@ -84,13 +84,13 @@ impl<'a> Membership<'a> {
                     AcceptEvent::Rejected { address, reason } => self.note(address, &reason),
                 }
             }
-            if self.missing().is_empty() {
+            if self.is_enough() {
                 // A rank that left while it waited may join again.
                 self.pending.iter_mut().for_each(|rank| drop(rank.take_if(|rank| rank.handshake.is_closed())));
                 self.unnumbered.retain(|rank| !rank.handshake.is_closed());
             }
             let missing = self.missing();
-            if missing.is_empty() {
+            if self.is_enough() {
                 self.assign_numbers();
                 return Ok(None);
             }
@@ -209,7 +209,13 @@ impl<'a> Membership<'a> {
         free.skip(self.unnumbered.len()).collect()
     }
 
-    /// Assigns the free numbers to the ranks without one.
+    /// Whether the group can start.
+    fn is_enough(&self) -> bool {
+        self.context.world - self.missing().len() >= self.context.start_with()
+    }
+
+    /// Assigns the free numbers to the ranks without one. If ranks are missing, which then join later,
+    /// those behind them move up.
     fn assign_numbers(&mut self) {
         let mut unnumbered = std::mem::take(&mut self.unnumbered).into_iter();
         for entry in self.pending.iter_mut().skip(1).filter(|entry| entry.is_none()) {
@@ -219,6 +225,8 @@ impl<'a> Membership<'a> {
         for rank in unnumbered {
             rank.handshake.refuse(Refusal::AlreadyStarted { seconds_ago: 0, world: self.context.world as u64 });
         }
+        let joined = std::mem::take(&mut self.pending).into_iter().flatten();
+        self.pending = std::iter::once(None).chain(joined.map(Some)).collect();
     }
 
     fn missing_refusal(&mut self, missing: Vec<usize>) -> Refusal {

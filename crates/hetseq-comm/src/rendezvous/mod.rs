@@ -83,6 +83,12 @@ struct JoinContext<'a> {
 }
 
 impl JoinContext<'_> {
+    /// The number of ranks with which a group starts.
+    fn start_with(&self) -> usize {
+        let least = self.options.newcomers.as_ref().and_then(|newcomers| newcomers.start_with);
+        least.unwrap_or(self.world).clamp(1, self.world.max(1))
+    }
+
     /// Time left until all ranks must have joined.
     fn time_left(&self) -> Duration {
         self.options.join.saturating_sub(self.started.elapsed())
@@ -159,8 +165,9 @@ pub(crate) fn join(rank_env: &RankEnv, identity: &Identity, options: &Options) -
 }
 
 fn start(context: &JoinContext<'_>, joined: Joined) -> Result<Outcome, CommError> {
-    let JoinContext { options, identity, world, .. } = *context;
+    let JoinContext { options, identity, .. } = *context;
     let Joined { rank, generation, names, timing, connections, door, credentials } = joined;
+    let world = names.len();
     connections.iter().flatten().for_each(|connection| prepare(connection, timing, options));
     let mesh = stream::mesh(rank, generation, names, connections, timing, options)?;
     let (door, addresses) = match door {

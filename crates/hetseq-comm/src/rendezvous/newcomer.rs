@@ -31,6 +31,8 @@ use crate::socket;
 
 /// Timeout for connecting to one address of a member.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long to look for a group at the addresses of one: machines that are off do not answer.
+const SEARCH_LIMIT: Duration = Duration::from_secs(5);
 /// Pause before the next attempt to find a group, or to be admitted.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How long a process that a group refuses tries again: the group may belong to a run that is just
@@ -300,12 +302,13 @@ impl Party {
     /// Finds the group `expected`, or any, through one of several processes, and knocks at its lead.
     fn find(&self, processes: &[Vec<SocketAddr>], expected: Option<u64>) -> Result<RunningGroup, HandshakeError> {
         let mut failure = io("no address is known".to_owned());
+        let deadline = Instant::now() + SEARCH_LIMIT;
         for addresses in processes {
             // Through a member that is not the lead, the way is one longer; longer still if the lead
             // has just changed.
             let mut next = addresses.clone();
             for _ in 0..3 {
-                match self.ask(&next, &Message::Knock(self.hello())) {
+                match self.ask(&next, &Message::Knock(self.hello()), deadline) {
                     Ok((_, running)) if expected.is_some_and(|group| group != running.group) => {
                         failure = HandshakeError::WeRefused(Refusal::OtherGroup);
                         break;
@@ -329,13 +332,18 @@ impl Party {
 
     fn ask_to_enter(&self, member: &MemberCard, card: &MemberCard) -> Result<(Handshake, Running), HandshakeError> {
         let enter = Enter { hello: self.hello(), card: card.clone() };
-        self.ask(&member.addresses, &Message::Enter(Box::new(enter)))
+        self.ask(&member.addresses, &Message::Enter(Box::new(enter)), Instant::now() + SEARCH_LIMIT)
     }
 
     /// Sends a message to the first of these addresses that answers.
-    fn ask(&self, addresses: &[SocketAddr], message: &Message) -> Result<(Handshake, Running), HandshakeError> {
-        let mut failure = io("it has no address".to_owned());
-        for &address in addresses {
+    fn ask(
+        &self,
+        addresses: &[SocketAddr],
+        message: &Message,
+        deadline: Instant,
+    ) -> Result<(Handshake, Running), HandshakeError> {
+        let mut failure = io("none of its addresses answers".to_owned());
+        for &address in addresses.iter().take_while(|_| Instant::now() < deadline) {
             match self.ask_at(address, message) {
                 Ok(answer) => return Ok(answer),
                 Err(error @ (HandshakeError::RefusedUs(_) | HandshakeError::WeRefused(_))) => return Err(error),

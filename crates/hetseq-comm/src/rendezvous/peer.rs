@@ -148,9 +148,11 @@ fn announced_address(
 
 /// Checks that the list fits the world and this rank, and makes its names safe to show.
 fn checked(mut list: MemberList, context: &JoinContext<'_>) -> Result<MemberList, HandshakeError> {
-    let rank = list.your_rank as usize;
-    let fits = (1..context.world).contains(&rank) && context.rank.is_none_or(|own| own == rank);
-    if list.members.len() != context.world || !fits {
+    let (rank, world) = (list.your_rank as usize, list.members.len());
+    let is_world = (context.start_with()..=context.world).contains(&world);
+    // If ranks are missing, those behind them have moved up.
+    let is_own = |own: usize| own == rank || (world < context.world && rank < own);
+    if !is_world || !(1..world).contains(&rank) || !context.rank.is_none_or(is_own) {
         return Err(HandshakeError::Unexpected { expected: "full member list", got: "member list of another world" });
     }
     for member in &mut list.members {

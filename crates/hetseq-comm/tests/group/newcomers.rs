@@ -17,7 +17,7 @@ const ROUNDS_AFTER: usize = 5;
 const SECRET: &str = "squirrel-of-the-park";
 
 fn with_newcomers(rank: usize, dir: &Path, join: Vec<String>) -> Options {
-    let newcomers = Some(Newcomers { members_file: dir.join("members.json"), join, limit: None });
+    let newcomers = Some(Newcomers { members_file: dir.join("members.json"), join, ..Newcomers::default() });
     Options { newcomers, secret: Secret::Given(SECRET.to_owned()), ..options(rank) }
 }
 
@@ -169,6 +169,37 @@ fn a_newcomer_that_leaves_at_once_is_an_ordinary_loss() {
     }
     train(join(dir.path(), None, Identity::new(), |options| options).unwrap(), 3).unwrap();
     members.into_iter().for_each(|member| drop(member.join().unwrap().unwrap()));
+}
+
+/// The others join later, by the same settings. Ranks are numbered without gaps.
+#[test]
+fn a_group_starts_with_fewer_ranks_than_its_world() {
+    for (start_with, first) in [(1, vec![0]), (2, vec![2, 0])] {
+        let (dir, port) = (TempDir::new().unwrap(), free_port());
+        let member = |rank: usize| {
+            let path = dir.path().to_owned();
+            move || {
+                let mut options = with_newcomers(rank, &path, Vec::new());
+                options.newcomers.as_mut().unwrap().start_with = Some(start_with);
+                match Group::join_or_find(&rank_env(rank, 3, HERE, port), &Identity::new(), &options)? {
+                    Joining::Started(mut group) => {
+                        assert_eq!(group.world(), start_with);
+                        group.set_regroup_rules(rules(None));
+                        train(group, 3)
+                    }
+                    Joining::Running(running) => {
+                        train(Group::enter(running, rules(None), path.join("members.json"), &|| false)?, 3)
+                    }
+                }
+            }
+        };
+        let mut ranks: Vec<_> = first.iter().map(|&rank| spawn(member(rank))).collect();
+        wait_for_members(dir.path());
+        ranks.extend((0..3).filter(|rank| !first.contains(rank)).map(|rank| spawn(member(rank))));
+        for rank in ranks {
+            assert!(rank.join().unwrap().unwrap().ends_with(&[3; ROUNDS_AFTER]));
+        }
+    }
 }
 
 /// The file of a group that has ended leads nowhere: the process starts as it would without it.

@@ -368,6 +368,7 @@ fn comm_options(command: &str, config: &RunConfig, options: &RunOptions) -> Opti
         members_file: run_dir(config).join(MEMBERS_FILE),
         join: options.join.clone(),
         limit: options.rejoin.then_some(REJOIN_LIMIT),
+        start_with: config.elastic.start_with.map(NonZeroUsize::get),
     };
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),
