@@ -235,6 +235,10 @@ impl Trainer {
             state.failed_devices.iter().map(|device| first(rank) + device).collect()
         };
         let retired = ranks.iter().enumerate().flat_map(failed).collect();
+        if newcomer.is_some() {
+            // All compare with the next header, also the newcomer, which has none of the last update.
+            self.learner.new_checksum = Some(self.learner.checksum());
+        }
         let caught_up = newcomer.map(|rank| CaughtUp { rank, bytes: bytes as u64, seconds });
         Ok(Agreement { retired, missing, caught_up })
     }
