@@ -114,6 +114,7 @@ pub(crate) struct ExportArgs {
   hetseq train configs/mnist.toml --set optim.lr=0.001 --set batch.global=\"4096 tokens\"
   hetseq train runs/mnist                           resume a run by its directory
   hetseq train run.toml --resume never              start over; the previous run is kept
+  hetseq train run.toml --join node-a:29400         one more worker for a run that trains
   srun --ntasks-per-node=1 hetseq train run.toml    one rank per node under Slurm"
 )]
 pub(crate) struct TrainArgs {
@@ -135,6 +136,15 @@ pub(crate) struct TrainArgs {
     /// Wait until no condition of elastic.leave_when has held for its free_s, then start
     #[arg(long)]
     pub(crate) when_free: bool,
+    /// Join a run that trains already, at one of these addresses: those of its ranks
+    ///
+    /// The process needs the config and the data of that run and its HETSEQ_SECRET, but no rank
+    /// number. Nothing is started if there is no such run.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,...")]
+    pub(crate) join: Vec<String>,
+    /// Set by a process that has lost its run and joins it again
+    #[arg(long, hide = true, requires = "join")]
+    pub(crate) rejoin: bool,
     /// Parts of the checkpoint not to restore (comma-separated)
     #[arg(long, value_delimiter = ',')]
     pub(crate) reset: Vec<ResetWhat>,

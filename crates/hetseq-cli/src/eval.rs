@@ -12,7 +12,8 @@ pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
     let (rank_env, secret) = (args.rank_args.rank_env()?, secret()?);
     let (resume, reset) = (Resume::Auto, Reset::default());
-    let options = RunOptions { rank_env, weight: None, resume, reset, overrides: false, secret };
+    let options =
+        RunOptions { rank_env, weight: None, resume, reset, overrides: false, secret, join: Vec::new(), rejoin: false };
     let (path, evaluation) = tasks.eval(&source, &options, args.checkpoint.as_deref())?;
     // Only rank 0 has the path, so only rank 0 prints.
     if let Some(path) = path {

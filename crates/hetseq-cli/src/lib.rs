@@ -67,7 +67,17 @@ pub fn main(tasks: Tasks) -> ExitCode {
         let is_usage = error.downcast_ref::<TrainError>().is_some_and(TrainError::is_usage)
             || error.downcast_ref::<DataError>().is_some_and(DataError::is_usage)
             || error.downcast_ref::<args::UsageError>().is_some();
-        let is_cut_off = matches!(error.downcast_ref(), Some(TrainError::CutOff { .. }));
+        let is_cut_off = match error.downcast_ref() {
+            Some(TrainError::CutOff { rejoin, .. }) => {
+                if !rejoin.is_empty() {
+                    output::flush();
+                    let failed = train::rejoin(rejoin);
+                    output::eprint_line(&format!("error: this process could not be started again: {failed}"));
+                }
+                true
+            }
+            _ => false,
+        };
         match (is_usage, is_cut_off) {
             (true, _) => usage(),
             (_, true) => stopped(),

@@ -55,6 +55,8 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         },
         overrides: source.has_overrides(),
         secret: secret()?,
+        join: args.join.clone(),
+        rejoin: args.rejoin,
     };
     match tasks.train(&source, &options)? {
         RunOutcome::Finished => Ok(ExitCode::SUCCESS),
@@ -89,9 +91,36 @@ fn start_when_free(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     output::flush();
     let program = std::env::current_exe().context("finding this program")?;
     let mut words = resume_words(args);
+    if !args.join.is_empty() {
+        words.push(format!("--join={}", args.join.join(",")));
+    }
     words.push("--when-free".to_owned());
     let error = Command::new(&program).args(words).exec();
     Err(anyhow::Error::new(error).context(format!("starting {} again", program.display())))
+}
+
+/// Starts this process again as one that joins its run, whose ranks at `addresses` continue without
+/// it. Returns only if that fails.
+pub(crate) fn rejoin(addresses: &[String]) -> std::io::Error {
+    eprint_line("joining the run again");
+    let mut args = Vec::new();
+    let mut given = std::env::args_os().skip(1);
+    while let Some(arg) = given.next() {
+        match arg.to_str() {
+            Some("--join") => drop(given.next()),
+            Some("--rejoin") => {}
+            Some(text) if text.starts_with("--join=") => {}
+            _ => args.push(arg),
+        }
+    }
+    match std::env::current_exe() {
+        Ok(program) => {
+            let mut command = std::process::Command::new(program);
+            command.args(args).arg("--rejoin").arg(format!("--join={}", addresses.join(",")));
+            std::os::unix::process::CommandExt::exec(&mut command)
+        }
+        Err(error) => error,
+    }
 }
 
 /// The secret that all ranks of a run share. From the environment only: every user of a machine can

@@ -22,6 +22,15 @@ pub struct Limits {
     pub min_workers: usize,
     /// Whether ranks leave by agreement: any of them, but not all.
     pub leaves: bool,
+    /// Whether the members want to admit a newcomer.
+    pub newcomer: bool,
+}
+
+impl Limits {
+    /// All processes.
+    fn ids(&self) -> usize {
+        self.world + usize::from(self.newcomer)
+    }
 }
 
 /// The result of a check without a counterexample.
@@ -38,7 +47,7 @@ pub fn check(limits: Limits) -> Checked {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let checker = GroupModel(limits).checker().threads(threads).spawn_bfs().join();
     for (name, path) in checker.discoveries() {
-        if name != CONTINUES && name != THIRD_GENERATION {
+        if ![CONTINUES, THIRD_GENERATION, ADMITTED].contains(&name) {
             panic!("{name}: {:?}\n{:?}", path.last_state().clone(), path.into_actions());
         }
     }
@@ -57,10 +66,12 @@ enum Action {
     Arbitrate(usize),
     Resume(usize),
     Apply(usize),
+    Admit(usize),
 }
 
 const CONTINUES: &str = "a group continues after a fault";
 const THIRD_GENERATION: &str = "a group continues twice";
+const ADMITTED: &str = "a newcomer is admitted and gets the state";
 
 /// All schedules within the limits.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +79,7 @@ struct GroupModel(Limits);
 
 impl GroupModel {
     fn faults(&self, state: &GroupState, actions: &mut Vec<Action>) {
-        let present = || (0..self.0.world).filter(|&id| state.is_present(id));
+        let present = || (0..self.0.ids()).filter(|&id| state.is_present(id));
         actions.extend(present().map(Action::Crash));
         let asking = present().filter(|&id| state.nodes[id].asking.is_some());
         actions.extend(asking.map(Action::FailDirectory));
@@ -86,8 +97,8 @@ impl GroupModel {
 
     /// Everything that happens sooner or later without further faults.
     fn events(&self, state: &GroupState, actions: &mut Vec<Action>) {
-        for at in (0..self.0.world).filter(|&id| state.is_running(id)) {
-            for peer in 0..self.0.world {
+        for at in (0..self.0.ids()).filter(|&id| state.is_running(id)) {
+            for peer in 0..self.0.ids() {
                 if state.can_deliver(peer, at) {
                     actions.push(Action::Deliver { from: peer, to: at });
                 }
@@ -107,12 +118,16 @@ impl GroupModel {
             if self.0.updates && state.can_apply(at) {
                 actions.push(Action::Apply(at));
             }
+            if state.can_admit(at) {
+                actions.push(Action::Admit(at));
+            }
         }
     }
 
     /// Returns whether every rank has stopped or trains in a complete and connected generation.
     fn has_settled(&self, state: &GroupState) -> bool {
-        (0..self.0.world).filter(|&id| state.is_running(id)).all(|id| {
+        let is_member = |&id: &usize| state.is_running(id) && !state.nodes[id].is_waiting;
+        (0..self.0.ids()).filter(is_member).all(|id| {
             let node = &state.nodes[id];
             let in_step = |peer| state.is_running(peer) && state.nodes[peer].generation == node.generation;
             let connected = |peer| peer == id || state.is_connected(id, peer);
@@ -134,8 +149,7 @@ impl Model for GroupModel {
             (if self.0.updates { 0..all } else { 0..1 }, if self.0.leaves { 1..all - 1 } else { 0..1 });
         let starts = applied.flat_map(|applied| leaving.clone().map(move |leaving| (applied, leaving)));
         let states = starts.map(|(applied, leaving)| {
-            let (applied, leaving) = (subset(applied), subset(leaving));
-            let mut state = GroupState::new(self.0.world, arbiter, self.0.min_workers, &applied, &leaving);
+            let mut state = GroupState::new(&self.0, arbiter, &subset(applied), &subset(leaving));
             for a in 0..self.0.partition {
                 (self.0.partition..self.0.world).for_each(|b| state.cut(a, b));
             }
@@ -168,6 +182,7 @@ impl Model for GroupModel {
             Action::Arbitrate(id) => next.arbitrate(id),
             Action::Resume(id) => next.resume(id),
             Action::Apply(id) => next.apply(id),
+            Action::Admit(id) => next.admit(id),
         }
         Some(next)
     }
@@ -213,13 +228,18 @@ impl Model for GroupModel {
             Property::always(
                 "neither one fault nor cut links stop everyone",
                 |model: &GroupModel, state: &GroupState| {
-                    let all_stopped = state.nodes.iter().all(|node| node.status == Status::Stopped);
+                    let has_stopped = |node: &Node| node.status == Status::Stopped || node.is_waiting;
+                    let all_stopped = state.nodes.iter().all(has_stopped);
                     let is_whole = !model.0.directory && model.0.partition == 0;
                     let few_faults = is_whole && model.0.faults - state.faults <= 1;
                     let has_survivor = few_faults || model.0.directory && state.has_only_cuts;
                     !(all_stopped && has_survivor && model.0.min_workers == 1)
                 },
             ),
+            Property::sometimes(ADMITTED, |model: &GroupModel, state: &GroupState| {
+                let is_in = |id: usize| state.nodes.get(id).is_some_and(|node| node.generation > 0 && node.has_resumed);
+                !model.0.newcomer || !model.0.updates || is_in(model.0.world)
+            }),
             Property::sometimes(CONTINUES, |_, state: &GroupState| state.generations.len() > 1),
             Property::sometimes(THIRD_GENERATION, |model: &GroupModel, state: &GroupState| {
                 state.generations.len() > 2 || model.0.faults < 2 || model.0.min_workers > 1

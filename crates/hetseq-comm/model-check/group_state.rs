@@ -2,8 +2,10 @@
 //!
 //! This plays the driver of `regroup/`. Links are ordered and lossless until they end. When a link
 //! ends (a fault, or the other side has closed it), each side notices at its own time and loses
-//! what has not arrived by then. Ranks of generation 0 are called ids here, because ranks change.
+//! what has not arrived by then. Ranks of generation 0 are called ids here, because ranks change. A
+//! newcomer has the last id. It waits, connected to all, until a member tells it that it is one, too.
 
+use crate::group_model::Limits;
 use crate::regroup::{Arbiter, Input, Output, RankSet, Regroup, RegroupMessage, RegroupSetup, StopReason};
 use crate::updates::{Applied, Updates};
 
@@ -46,6 +48,10 @@ pub(crate) struct Node {
     /// The proposal that is on its way to the run directory.
     pub(crate) asking: Option<RankSet>,
     pub(crate) applied: Applied,
+    /// It is a newcomer that is no member yet.
+    pub(crate) is_waiting: bool,
+    /// Whether it has the state of the run, which a newcomer gets from the others.
+    pub(crate) has_state: bool,
     /// Whether it knows the update from which its generation resumes.
     pub(crate) has_resumed: bool,
 }
@@ -57,6 +63,8 @@ type Envelope = (usize, RegroupMessage);
 pub(crate) struct GroupState {
     arbiter: Arbiter,
     min_workers: usize,
+    /// The number of members of generation 0.
+    voters: usize,
     pub(crate) nodes: Vec<Node>,
     /// Messages in flight, by `from * n + to`.
     links: Vec<Vec<Envelope>>,
@@ -76,15 +84,11 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// A group in generation 0 in which `applied` ids have applied the update under way. All have
-    /// agreed that the ids `leaving` leave it.
-    pub(crate) fn new(
-        world: usize,
-        arbiter: Arbiter,
-        min_workers: usize,
-        applied: &RankSet,
-        leaving: &RankSet,
-    ) -> GroupState {
+    /// A group in generation 0 in which `applied` ids have applied the update under way, and perhaps a
+    /// newcomer. All have agreed that the ids `leaving` leave it.
+    pub(crate) fn new(limits: &Limits, arbiter: Arbiter, applied: &RankSet, leaving: &RankSet) -> GroupState {
+        let (voters, min_workers) = (limits.world, limits.min_workers);
+        let world = voters + usize::from(limits.newcomer);
         let node = |id| Node {
             status: Status::Running,
             generation: 0,
@@ -92,11 +96,14 @@ impl GroupState {
             machine: None,
             asking: None,
             applied: if applied.contains(id) { vec![0] } else { Vec::new() },
+            is_waiting: id == voters,
+            has_state: id < voters,
             has_resumed: true,
         };
         GroupState {
             arbiter,
             min_workers,
+            voters,
             nodes: (0..world).map(node).collect(),
             links: vec![Vec::new(); world * world],
             ended: vec![false; world * world],
@@ -104,9 +111,9 @@ impl GroupState {
             faults: 0,
             has_cuts: false,
             has_only_cuts: true,
-            generations: vec![(0..world).collect()],
+            generations: vec![(0..voters).collect()],
             directory: Vec::new(),
-            updates: Updates::new(world, applied),
+            updates: Updates::new(voters, applied),
             violation: None,
         }
     }
@@ -137,8 +144,10 @@ impl GroupState {
         !unused(self.link(a, b)) && !unused(self.link(b, a))
     }
 
+    /// A member reads nothing from the newcomer before both are members.
     pub(crate) fn can_deliver(&self, from: usize, to: usize) -> bool {
-        !self.links[self.link(from, to)].is_empty()
+        let is_before = from == self.voters && self.nodes[to].generation == 0;
+        !is_before && !self.links[self.link(from, to)].is_empty()
     }
 
     pub(crate) fn can_notice(&self, at: usize, peer: usize) -> bool {
@@ -191,18 +200,54 @@ impl GroupState {
 
     pub(crate) fn notice(&mut self, at: usize, peer: usize) {
         self.close_link(at, peer);
+        if self.nodes[at].is_waiting {
+            if (0..self.voters).all(|id| self.closed[self.link(at, id)]) {
+                self.leave(at, Status::Stopped);
+            }
+            return;
+        }
         if let Some(rank) = self.members(at).position(peer) {
             if self.nodes[at].machine.is_some() {
                 self.input(at, Input::LinkLost(rank));
             } else {
-                self.start(at, &[rank].into());
+                self.start(at, &[rank].into(), false);
             }
         }
+    }
+
+    /// Returns whether this member may want to admit the newcomer now.
+    pub(crate) fn can_admit(&self, id: usize) -> bool {
+        let node = &self.nodes[id];
+        self.voters < self.world() && id < self.voters && node.generation == 0 && node.machine.is_none()
+    }
+
+    pub(crate) fn admit(&mut self, id: usize) {
+        self.start(id, &RankSet::new(), true);
+    }
+
+    /// The newcomer learns from a member that it is one, too.
+    fn enter(&mut self, members: &RankSet) {
+        let id = self.voters;
+        let members = self.ids_of(0, members);
+        self.nodes[id].is_waiting = false;
+        self.continue_with(id, members, &RankSet::new());
+    }
+
+    /// The ids of `ranks` of a generation. The number after its last rank is the newcomer.
+    fn ids_of(&self, generation: usize, ranks: &RankSet) -> RankSet {
+        let ids: Vec<usize> = self.generations[generation].iter().collect();
+        ranks.iter().map(|rank| ids.get(rank).copied().unwrap_or(self.voters)).collect()
     }
 
     pub(crate) fn deliver(&mut self, from: usize, to: usize) {
         let link = self.link(from, to);
         let (generation, message) = self.links[link].remove(0);
+        if self.nodes[to].is_waiting {
+            return match message {
+                RegroupMessage::Install { members } if generation == 0 => self.enter(&members),
+                _ => self.violation = Some(Violation::FrameOfLaterGeneration),
+            };
+        }
         if generation > self.nodes[to].generation {
             self.violation = Some(Violation::FrameOfLaterGeneration);
         }
@@ -211,7 +256,7 @@ impl GroupState {
         }
         let Some(rank) = self.members(to).position(from) else { return };
         if self.nodes[to].machine.is_none() {
-            self.start(to, &RankSet::new());
+            self.start(to, &RankSet::new(), false);
         }
         self.input(to, Input::Received { from: rank, message });
     }
@@ -231,12 +276,13 @@ impl GroupState {
         self.input(id, Input::Arbitrated(Err(String::new())));
     }
 
-    fn start(&mut self, id: usize, lost: &RankSet) {
+    fn start(&mut self, id: usize, lost: &RankSet, admits: bool) {
         let members = self.members(id);
         let rank = members.position(id).expect("a member of its generation");
         let (arbiter, min_workers) = (self.arbiter, self.min_workers);
         let leaves = self.nodes[id].leaves;
-        let setup = RegroupSetup { rank, world: members.len(), arbiter, min_workers, leaves };
+        let has_newcomer = admits && !self.closed[self.link(id, self.voters)];
+        let setup = RegroupSetup { rank, world: members.len(), arbiter, min_workers, leaves, has_newcomer };
         let (machine, outputs) = Regroup::start(setup, lost);
         self.nodes[id].machine = Some(machine);
         self.carry_out(id, outputs);
@@ -266,7 +312,7 @@ impl GroupState {
                     }
                 }
                 Output::AskDirectory { members, .. } => self.nodes[id].asking = Some(members),
-                Output::Install { members } => self.install(id, members.iter().map(|rank| ids[rank]).collect()),
+                Output::Install { members } => self.install(id, members),
                 Output::Stop(reason) => {
                     let is_polite = self.nodes[id].leaves && matches!(reason, StopReason::Excluded { .. });
                     if is_polite {
@@ -282,9 +328,13 @@ impl GroupState {
     }
 
     fn check_stop(&mut self, id: usize, reason: &StopReason) {
-        let stays = |node: &&Node| node.status == Status::Running && !node.leaves;
-        let alive = self.nodes.iter().filter(stays).count();
-        let is_quorum = 2 * alive > self.world() || 2 * alive == self.world() && self.is_running(0);
+        let alive = (0..self.voters).filter(|&id| self.is_running(id) && !self.nodes[id].leaves).count();
+        let is_quorum = 2 * alive > self.voters || 2 * alive == self.voters && self.is_running(0);
+        // A newcomer may have made the group larger.
+        let members = self.members(id);
+        let (of, reached) = (members.len(), members.iter().filter(|&id| self.is_running(id)).count());
+        let has_lead = members.iter().next().is_some_and(|lead| self.is_running(lead));
+        let is_quorum = is_quorum && (2 * reached > of || 2 * reached == of && has_lead);
         let is_enough = self.arbiter == Arbiter::Directory || is_quorum;
         let is_fault = matches!(reason, StopReason::DirectoryFailed(_));
         if !self.has_cuts && is_enough && alive >= self.min_workers && !is_fault && !self.nodes[id].leaves {
@@ -292,8 +342,24 @@ impl GroupState {
         }
     }
 
-    fn install(&mut self, id: usize, members: RankSet) {
+    fn install(&mut self, id: usize, ranks: RankSet) {
+        let members = self.ids_of(self.nodes[id].generation, &ranks);
         let lost = self.nodes[id].machine.take().map(|machine| machine.lost().clone()).unwrap_or_default();
+        let lost = self.ids_of(self.nodes[id].generation, &lost);
+        let newcomer = self.voters;
+        if newcomer < self.world() && self.nodes[id].generation == 0 {
+            let (link, back) = (self.link(id, newcomer), self.link(newcomer, id));
+            if members.contains(newcomer) && !self.closed[link] && !self.closed[back] {
+                self.links[link].push((0, RegroupMessage::Install { members: ranks }));
+            } else if !members.contains(newcomer) {
+                self.close_link(id, newcomer);
+            }
+        }
+        self.continue_with(id, members, &lost);
+    }
+
+    /// Continues as a member of the next generation. `lost` ids are lost already.
+    fn continue_with(&mut self, id: usize, members: RankSet, lost: &RankSet) {
         let old_ids = self.members(id).clone();
         let node = &mut self.nodes[id];
         node.generation += 1;
@@ -308,15 +374,17 @@ impl GroupState {
             Some(installed) if *installed == members => {}
             Some(_) => self.violation = Some(Violation::TwoMemberships),
         }
-        self.updates.report(node.generation, id, &node.applied);
+        self.updates.report(node.generation, id, node.has_state.then_some(&node.applied));
         for peer in old_ids.iter().filter(|&peer| !members.contains(peer)) {
             self.close_link(id, peer);
         }
+        // Links between members and the newcomer may have been lost before.
+        let unconnected = members.iter().filter(|&peer| peer != id && self.closed[self.link(id, peer)]);
+        let lost = lost.iter().chain(unconnected);
         // As ranks of the new generation.
-        let lost = lost.iter().filter_map(|rank| old_ids.iter().nth(rank));
         let lost: RankSet = lost.filter_map(|peer| members.position(peer)).collect();
         if !lost.is_empty() {
-            self.start(id, &lost);
+            self.start(id, &lost, false);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! apply it once all members have contributed, whether or not they still run. An update is
 //! published when all members of the generation have applied it.
 
-use crate::group_state::{GroupState, Violation};
+use crate::group_state::{GroupState, Status, Violation};
 use crate::regroup::RankSet;
 
 /// For each applied update, the generation that summed it.
@@ -19,8 +19,8 @@ pub(crate) struct Updates {
 /// One generation's progress. What a member has sent counts, also if it crashed later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Progress {
-    /// The applied updates of each member at its start, by id.
-    reports: Vec<(usize, Applied)>,
+    /// The applied updates of each member at its start, by id; none of a newcomer without state.
+    reports: Vec<(usize, Option<Applied>)>,
     contributed: RankSet,
     applied: RankSet,
     /// What all members have applied.
@@ -34,12 +34,12 @@ impl Updates {
         Updates { generations: vec![first] }
     }
 
-    pub(crate) fn report(&mut self, generation: usize, id: usize, applied: &Applied) {
+    pub(crate) fn report(&mut self, generation: usize, id: usize, applied: Option<&Applied>) {
         if self.generations.len() <= generation {
             self.generations.resize(generation + 1, Progress::default());
         }
         let reports = &mut self.generations[generation].reports;
-        reports.push((id, applied.clone()));
+        reports.push((id, applied.cloned()));
         reports.sort();
     }
 }
@@ -60,9 +60,12 @@ impl GroupState {
 
     pub(crate) fn resume(&mut self, id: usize) {
         let reports = &self.progress(id).reports;
-        let resumed = reports.iter().map(|(_, applied)| applied).max_by_key(|applied| applied.len());
-        let resumed = resumed.cloned().unwrap_or_default();
-        if reports.iter().any(|(_, applied)| !resumed.starts_with(applied)) {
+        let applied = || reports.iter().filter_map(|(_, applied)| applied.as_ref());
+        // All that had the state of the run are lost.
+        let Some(resumed) = applied().max_by_key(|applied| applied.len()).cloned() else {
+            return self.leave(id, Status::Stopped);
+        };
+        if applied().any(|applied| !resumed.starts_with(applied)) {
             self.violation = Some(Violation::TwoLineages);
         }
         let earlier = &self.updates.generations[..self.nodes[id].generation];
@@ -71,7 +74,7 @@ impl GroupState {
         }
         let node = &mut self.nodes[id];
         node.applied = resumed;
-        node.has_resumed = true;
+        (node.has_resumed, node.has_state) = (true, true);
         self.updates.generations[node.generation].contributed.insert(id);
     }
 

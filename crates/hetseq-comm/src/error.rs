@@ -94,6 +94,12 @@ pub enum CommError {
     #[error("{left} of {world} ranks are left, and elastic.min_workers = {min_workers}: {lost}")]
     TooFew { left: usize, world: usize, min_workers: usize, lost: String },
 
+    #[error(
+        "the run on {hosts} did not admit this process: {reason}. Either it has ended, or this machine cannot reach all of \
+         its ranks: see the logs of both sides, the firewall and, with several networks, comm.interface"
+    )]
+    GroupGone { hosts: String, reason: String },
+
     #[error("cannot record the new membership in {path}: {reason}. Make the run directory reachable and start again")]
     MembershipFile { path: String, reason: String },
 

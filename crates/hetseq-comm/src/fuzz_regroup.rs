@@ -16,8 +16,8 @@ use crate::error::CommError;
 use crate::frame::{CHUNK_BYTES, Frame, FrameKind};
 use crate::reduce;
 use crate::regroup::{Accepted, Arbiter, Input, Output, RankSet, Regroup, RegroupMessage, RegroupSetup};
-use crate::regrouping::RegroupRules;
 use crate::regrouping::tests::{GENERATION, Peer, rank_and_peers};
+use crate::regrouping::{Intent, RegroupRules};
 use crate::transport::LinkEnd;
 
 /// What a rank may allocate in one call: a chunk for each of its at most three peers, whose frames
@@ -36,11 +36,12 @@ fn message(world: usize, rng: &mut Rng) -> RegroupMessage {
         2 => {
             let accepted = Accepted { ballot: rng.below(world), members: rank_set(world, rng) };
             let accepted = (rng.below(2) == 0).then_some(accepted);
-            RegroupMessage::Promise { lost: rank_set(world, rng), accepted, leaves: rng.below(4) == 0 }
+            let (has_newcomer, leaves) = (rng.below(2) == 0, rng.below(4) == 0);
+            RegroupMessage::Promise { lost: rank_set(world, rng), has_newcomer, accepted, leaves }
         }
-        3 => RegroupMessage::Propose { members: rank_set(world, rng) },
+        3 => RegroupMessage::Propose { members: rank_set(world + 1, rng) },
         4 => RegroupMessage::Accept,
-        _ => RegroupMessage::Install { members: rank_set(world, rng) },
+        _ => RegroupMessage::Install { members: rank_set(world + 1, rng) },
     }
 }
 
@@ -63,8 +64,9 @@ fn arbitrary_messages_do_not_break_the_machine() {
     fuzz("regroup messages", |rng| {
         let world = 1 + rng.below(6);
         let arbiter = if rng.below(2) == 0 { Arbiter::Quorum } else { Arbiter::Directory };
-        let (rank, min_workers, leaves) = (rng.below(world), 1 + rng.below(2), rng.below(4) == 0);
-        let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves };
+        let (rank, min_workers) = (rng.below(world), 1 + rng.below(2));
+        let (leaves, has_newcomer) = (rng.below(4) == 0, rng.below(2) == 0);
+        let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves, has_newcomer };
         let (mut machine, mut outputs) = Regroup::start(setup, &rank_set(world, rng));
         for _ in 0..20 {
             let from = rng.below(world + 1);
@@ -88,7 +90,7 @@ fn arbitrary_messages_do_not_break_the_machine() {
         for output in outputs {
             match output {
                 Output::Send { to, .. } => assert!(to < world && to != setup.rank),
-                Output::Install { members } => assert!(members.contains(setup.rank) && members.fits(world)),
+                Output::Install { members } => assert!(members.contains(setup.rank) && members.fits(world + 1)),
                 Output::AskDirectory { .. } | Output::Stop(_) => {}
             }
         }
@@ -158,7 +160,8 @@ fn train(rank: usize, world: usize, directory: Option<&std::path::Path>, rng: &m
                 continue;
             }
             let start = Instant::now();
-            let regrouped = bounded(MEMORY_LIMIT_BYTES, || mesh.regroup(&rules, false));
+            let regrouped =
+                bounded(MEMORY_LIMIT_BYTES, || mesh.regroup(&rules, &rules, &mut Vec::new(), Intent::Continue));
             soon(start, "a regroup");
             match regrouped {
                 Ok(regrouped) => assert!(mesh.world() == regrouped.survivors.len() && mesh.rank < mesh.world()),

@@ -3,6 +3,8 @@
 //! Checks arguments and delegates: joining to `rendezvous/`, collectives to `reduce/`, waiting and
 //! failures to `mesh.rs`. The trainer owns one group and calls it from one thread.
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +18,11 @@ use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::rank_env::RankEnv;
 use crate::reduce::{self, ALL_GATHER_LIMIT_BYTES, Algorithm, Contribution, MESSAGE_LIMIT_BYTES, SumBuffers, Summed};
-use crate::regrouping::{RegroupRules, Regrouped};
-use crate::rendezvous::LateJoin;
+use crate::regrouping::{Intent, RegroupRules, Regrouped};
+use crate::rendezvous::{
+    Candidate, Door, Entered, Lobby, MemberCard, MembersFile, Outcome, Roster, RunningGroup, Welcome,
+};
+use crate::secret::{Credentials, random};
 use crate::shards::Shards;
 use crate::signal::Waker;
 use crate::transport::LinkEnd;
@@ -31,8 +36,20 @@ pub struct Group {
     mesh: Mesh,
     rules: RegroupRules,
     buffers: SumBuffers,
-    /// On rank 0 of a TCP group: answers ranks that try to join late, as long as the group lives.
-    _late_join: Option<LateJoin>,
+    /// Of all ranks; empty if no process can join.
+    cards: Vec<MemberCard>,
+    /// Where processes wait that want to join. On all ranks if some can, else at most on rank 0.
+    door: Option<Door>,
+    /// `members.json`, and what it says about the secret.
+    members_file: Option<(PathBuf, Credentials)>,
+}
+
+/// How a process has found the other ranks.
+#[derive(Debug)]
+pub enum Joining {
+    Started(Group),
+    /// A group of this run trains already. See [`Group::enter`].
+    Running(RunningGroup),
 }
 
 impl std::fmt::Debug for Group {
@@ -59,11 +76,12 @@ impl Group {
         // A socketpair loses nothing that would have to be repeated.
         let timing = HeartbeatTiming::of(options.silence, Duration::ZERO);
         let mesh = stream::mesh(rank, 0, hosts, connections, timing, options)?;
-        Ok(Group::new(mesh, None))
+        Ok(Group::new(mesh))
     }
 
-    fn new(mesh: Mesh, late_join: Option<LateJoin>) -> Group {
-        Group { mesh, rules: RegroupRules::default(), buffers: SumBuffers::default(), _late_join: late_join }
+    fn new(mesh: Mesh) -> Group {
+        let (rules, buffers) = (RegroupRules::default(), SumBuffers::default());
+        Group { mesh, rules, buffers, cards: Vec::new(), door: None, members_file: None }
     }
 
     /// Joins the other ranks over TCP and returns when all are connected to all.
@@ -72,17 +90,78 @@ impl Group {
     /// for as long again until all ranks have joined, plus the time to connect the ranks to each
     /// other.
     pub fn join(rank_env: &RankEnv, identity: &Identity, options: &Options) -> Result<Group, CommError> {
+        match Group::join_or_find(rank_env, identity, &Options { newcomers: None, ..options.clone() })? {
+            Joining::Started(group) => Ok(group),
+            Joining::Running(_) => Err(CommError::Refused {
+                by: "the group that trains".to_owned(),
+                reason: "this process cannot join it now: wait until it ends".to_owned(),
+            }),
+        }
+    }
+
+    /// Like [`Group::join`], unless a group of this run trains already, by `options.newcomers`.
+    pub fn join_or_find(rank_env: &RankEnv, identity: &Identity, options: &Options) -> Result<Joining, CommError> {
         let RankEnv { rank, world, source, .. } = rank_env;
         if let Some(rank) = rank.filter(|rank| rank >= world) {
             let problem = format!("rank {rank} is not below the world size {world} ({source})");
             return Err(CommError::RankEnv { problem });
         }
-        if *world == 1 {
-            return Group::alone();
-        }
         tracing::debug!(?rank_env, "joining the other ranks");
-        let (mesh, late_join) = rendezvous::join(rank_env, identity, &options.bounded())?;
-        Ok(Group::new(mesh, late_join))
+        let options = options.bounded();
+        let (mesh, lobby) = match rendezvous::join(rank_env, identity, &options)? {
+            Outcome::Started(mesh, lobby) => (mesh, lobby),
+            Outcome::Running(running) => return Ok(Joining::Running(running)),
+            Outcome::Alone => return Group::alone().map(Joining::Started),
+        };
+        let Lobby { door, addresses, credentials } = lobby;
+        let mut group = Group { door, ..Group::new(mesh) };
+        if let Some(newcomers) = &options.newcomers {
+            group.exchange_cards(addresses)?;
+            group.members_file = Some((newcomers.members_file.clone(), credentials));
+        }
+        Ok(Joining::Started(group))
+    }
+
+    /// Tells all ranks where each can be reached. A collective.
+    fn exchange_cards(&mut self, addresses: Vec<SocketAddr>) -> Result<(), CommError> {
+        let random = random().map_err(|reason| CommError::System { what: "provide random numbers", reason })?;
+        let (id, host) = (u64::from_le_bytes(random).max(1), self.host(self.rank()).to_owned());
+        let own = MemberCard { id, host, addresses };
+        // Cannot fail: numbers and names into memory.
+        let bytes = postcard::to_stdvec(&own).unwrap_or_default();
+        let all = self.all_gather_bytes(&bytes)?;
+        let card = |(rank, bytes): (usize, &Vec<u8>)| {
+            postcard::from_bytes::<MemberCard>(bytes).map(MemberCard::checked).map_err(|error| CommError::Rendezvous {
+                with: format!("rank {rank}"),
+                detail: format!("its addresses cannot be read: {error}"),
+            })
+        };
+        self.cards = all.iter().enumerate().map(card).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Joins a group that trains: waits until it admits this process, as its last rank, or until
+    /// `is_cancelled`. `rules` are those of the others, with the run directory of this machine, which
+    /// counts if all see the same.
+    pub fn enter(
+        running: RunningGroup,
+        rules: RegroupRules,
+        members_file: PathBuf,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Group, CommError> {
+        let directory = rules.directory.clone().unwrap_or_default();
+        let Entered { welcome, connections, door, credentials, options } = running.enter(&directory, is_cancelled)?;
+        let Welcome { generation, first_generation, members, timing, has_directory } = welcome;
+        connections.iter().flatten().for_each(|connection| rendezvous::prepare(connection, timing, &options));
+        let hosts = members.iter().map(|card| card.host.clone()).collect();
+        let rank = connections.len().saturating_sub(1);
+        let mut mesh = stream::mesh(rank, generation, hosts, connections, timing, &options)?;
+        mesh.first_generation = first_generation;
+        let rules = RegroupRules { directory: rules.directory.filter(|_| has_directory), ..rules };
+        let members_file = Some((members_file, credentials));
+        let group = Group { rules, cards: members, door, members_file, ..Group::new(mesh) };
+        group.open_door();
+        Ok(group)
     }
 
     /// Returns this rank's number, from 0.
@@ -213,9 +292,70 @@ impl Group {
         self.mesh.leave(LinkEnd::Failed(reason.to_owned()));
     }
 
-    /// Sets how ranks decide who continues when some are lost. Must be equal on all ranks.
+    /// Sets how ranks decide who continues when some are lost. Must be equal on all ranks. From now on
+    /// processes can wait to be admitted.
     pub fn set_regroup_rules(&mut self, rules: RegroupRules) {
         self.rules = rules;
+        self.open_door();
+    }
+
+    /// Tells newcomers who is in the group now, and writes `members.json`.
+    fn open_door(&self) {
+        if self.cards.len() != self.world() {
+            return;
+        }
+        let (group, rank) = (self.mesh.first_generation, self.rank());
+        if let Some(door) = &self.door {
+            let (members, directory) = (self.cards.clone(), self.rules.directory.clone());
+            door.set_roster(Some(Roster { group, rank, members, directory }));
+        }
+        if let Some((path, credentials)) = &self.members_file
+            && let Err(reason) = MembersFile::new(group, &self.cards, credentials).write(path)
+        {
+            let path = path.display();
+            tracing::warn!("cannot write {path}: {reason}. If this process ends, its next start may not find the run");
+        }
+    }
+
+    /// Addresses of the other members, at which a process can join the group.
+    pub fn addresses(&self) -> Vec<String> {
+        let others = self.cards.iter().enumerate().filter(|(rank, _)| *rank != self.rank());
+        others.flat_map(|(_, card)| &card.addresses).map(SocketAddr::to_string).collect()
+    }
+
+    /// Admits no more processes: the run is about to end.
+    pub fn close_door(&self) {
+        if let Some(door) = &self.door {
+            door.set_roster(None);
+        }
+    }
+
+    /// On rank 0: a newcomer that can be admitted. Announce it to all ranks, which then call
+    /// [`Group::admit`] at the same point.
+    pub fn candidate(&self) -> Option<Candidate> {
+        self.door.as_ref().and_then(Door::candidate)
+    }
+
+    /// Admits a newcomer, in a new generation of the group. A collective, and at the same time a
+    /// [`Group::regroup`]: ranks may be lost meanwhile, and then the newcomer may stay outside.
+    pub fn admit(&mut self, candidate: Candidate) -> Result<Regrouped, CommError> {
+        reduce::report_to_lead(&mut self.mesh)?;
+        let arrival = self.door.as_ref().and_then(|door| door.take(candidate));
+        self.regroup_with(arrival.map_or(Intent::Continue, Intent::Admit), candidate.sees_directory)
+    }
+
+    fn regroup_with(&mut self, intent: Intent, sees_directory: bool) -> Result<Regrouped, CommError> {
+        let mut next = self.rules.clone();
+        if matches!(intent, Intent::Admit(_)) && !sees_directory {
+            next.directory = None;
+        }
+        let regrouped = self.mesh.regroup(&self.rules, &next, &mut self.cards, intent)?;
+        if regrouped.newcomer.is_some() {
+            // A member that does not see the directory cannot ask it.
+            self.rules = next;
+        }
+        self.open_door();
+        Ok(regrouped)
     }
 
     /// After an error for which [`CommError::is_lost_rank`] holds: agrees with the ranks that are
@@ -227,7 +367,7 @@ impl Group {
     ///
     /// If this rank must not continue, returns an error for which [`CommError::is_cut_off`] holds.
     pub fn regroup(&mut self) -> Result<Regrouped, CommError> {
-        self.mesh.regroup(&self.rules, false)
+        self.regroup_with(Intent::Continue, false)
     }
 
     /// Leaves by agreement, while the others [`Group::regroup`]: all ranks must have agreed on who
@@ -237,7 +377,7 @@ impl Group {
     /// Returns once the others continue without this rank. If they do not, because others were lost
     /// at the same time, returns an error for which [`CommError::is_cut_off`] holds.
     pub fn leave(&mut self) -> Result<(), CommError> {
-        match self.mesh.regroup(&self.rules, true) {
+        match self.regroup_with(Intent::Leave, false) {
             Err(CommError::Excluded { .. }) => Ok(()),
             result => result.map(drop),
         }

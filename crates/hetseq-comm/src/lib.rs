@@ -3,7 +3,7 @@
 //!
 //! Nothing here knows tensors, optimizers or checkpoints: the trainer passes `&mut [f32]` and
 //! bytes. The members of a [`Group`] change only in [`Group::regroup`], which starts a new generation
-//! without the ranks that were lost and drops frames of the old one. All calls on a group come from one thread, in the same
+//! without the ranks that were lost and drops frames of the old one, and in [`Group::admit`], which adds a newcomer. All calls on a group come from one thread, in the same
 //! order on every rank.
 //!
 //! ```text
@@ -79,13 +79,14 @@ mod transport;
 pub use codec::WireFormat;
 pub use error::{CommError, Phase, Rejections};
 pub use frame::FrameError;
-pub use group::Group;
+pub use group::{Group, Joining};
 pub use identity::Identity;
 pub use link_speeds::LinkSpeed;
-pub use options::Options;
+pub use options::{Newcomers, Options};
 pub use rank_env::{RankEnv, RankFlags, Rendezvous, unused_slurm_tasks};
 pub use reduce::{Algorithm, Contribution, Summed};
 pub use regrouping::{LostRank, RegroupRules, Regrouped};
+pub use rendezvous::{Candidate, RunningGroup};
 pub use secret::Secret;
 pub use shards::Shards;
 pub use signal::Waker;

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buffers::{Payload, Pool};
+use crate::connection::Connection;
 use crate::error::{CommError, Phase};
 use crate::frame::{Frame, FrameError, FrameKind};
+use crate::heartbeat_timing::HeartbeatTiming;
 use crate::outgoing::CollectiveStep;
 use crate::regroup::RankSet;
 use crate::signal::Waker;
@@ -115,15 +117,26 @@ impl Mesh {
     }
 
     /// Continues as the next generation, with `members` only, in this order. This rank is one of
-    /// them.
+    /// them. A newcomer is added by [`Mesh::add`].
     pub(crate) fn install(&mut self, members: &RankSet) {
-        let survivors: Vec<usize> = members.iter().collect();
+        let survivors: Vec<usize> = members.below(self.world()).iter().collect();
         self.generation += 1;
         self.transport.install(&survivors, self.generation);
         self.rank = members.position(self.rank).unwrap_or_default();
         self.hosts = survivors.iter().map(|&rank| self.hosts[rank].clone()).collect();
         self.sequence = 0;
         self.failure = None;
+    }
+
+    /// Adds a newcomer as the last rank of the generation just installed.
+    pub(crate) fn add(
+        &mut self,
+        host: String,
+        connection: Connection,
+        timing: HeartbeatTiming,
+    ) -> Result<(), CommError> {
+        self.hosts.push(host);
+        self.transport.add(connection, timing, self.generation)
     }
 
     pub(crate) fn world(&self) -> usize {

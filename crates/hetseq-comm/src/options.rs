@@ -4,6 +4,7 @@
 //! trainer fills it from the section `comm` of the config.
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::secret::Secret;
@@ -34,6 +35,23 @@ pub struct Options {
     pub encrypt: bool,
     /// The name of this rank in messages; by default the host name.
     pub name: Option<String>,
+    /// Whether processes may join the group while it trains, and how this one finds such a group.
+    /// Either on all ranks or on none.
+    pub newcomers: Option<Newcomers>,
+}
+
+/// How a process finds a group that trains.
+#[derive(Clone, Debug, Default)]
+pub struct Newcomers {
+    /// `members.json` of the run directory, which says where the last group was. Each rank keeps it.
+    pub members_file: PathBuf,
+    /// `host:port` of members. If there are any, this process joins the group there and starts none.
+    pub join: Vec<String>,
+    /// How long to look for it there; by default as long as for ranks at a start.
+    pub limit: Option<Duration>,
+    /// Rank 0 starts the group with this many ranks, itself included; the others join it later. By
+    /// default with all.
+    pub start_with: Option<usize>,
 }
 
 impl Default for Options {
@@ -47,6 +65,7 @@ impl Default for Options {
             secret: Secret::None,
             encrypt: false,
             name: None,
+            newcomers: None,
         }
     }
 }

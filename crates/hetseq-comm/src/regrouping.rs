@@ -1,5 +1,5 @@
 //! Drives the regroup machine (`regroup/`) over the links of a mesh, and continues as the next
-//! generation. Called by `Group::regroup` after a collective has failed.
+//! generation. Called by `Group::regroup` after a collective has failed, and by `Group::admit`.
 //!
 //! The rank's own thread does it, like everything in `mesh.rs`: a rank that computes answers when
 //! it next enters a collective. The others wait for it, as they would in any collective.
@@ -11,6 +11,7 @@ use crate::frame::{Frame, FrameKind};
 use crate::membership_file::MembershipFile;
 use crate::mesh::Mesh;
 use crate::regroup::{Arbiter, Input, Output, RankSet, Regroup, RegroupMessage, RegroupSetup, StopReason, Waiting};
+use crate::rendezvous::{Arrival, MemberCard, Welcome};
 use crate::transport::{LinkEnd, Received};
 
 /// The longest sleep before a rank checks again.
@@ -42,6 +43,8 @@ pub struct Regrouped {
     /// The members of the new generation, in the order of their new numbers.
     pub survivors: Vec<usize>,
     pub lost: Vec<LostRank>,
+    /// The machine of the newcomer that is the last member, if one was admitted.
+    pub newcomer: Option<String>,
     /// How many times this group has regrouped.
     pub regroups: u64,
 }
@@ -56,6 +59,15 @@ pub struct LostRank {
     pub has_failed: bool,
 }
 
+/// What a rank wants besides continuing without the ranks that are lost.
+pub(crate) enum Intent {
+    Continue,
+    /// The others continue without this rank, which is [`CommError::Excluded`] here.
+    Leave,
+    /// The newcomer becomes the last member.
+    Admit(Arrival),
+}
+
 /// What the machine has decided.
 enum Decision {
     Install(RankSet),
@@ -63,16 +75,30 @@ enum Decision {
 }
 
 impl Mesh {
-    /// Agrees with the ranks that are left on a new membership, and continues with it. If this rank
-    /// `leaves`, the others continue without it, which is [`CommError::Excluded`].
-    pub(crate) fn regroup(&mut self, rules: &RegroupRules, leaves: bool) -> Result<Regrouped, CommError> {
+    /// Agrees with the ranks that are left on a new membership, and continues with it. `cards` are
+    /// those of all ranks, and become those of the new ones. If a newcomer is admitted, the rules are
+    /// `next`.
+    pub(crate) fn regroup(
+        &mut self,
+        rules: &RegroupRules,
+        next: &RegroupRules,
+        cards: &mut Vec<MemberCard>,
+        intent: Intent,
+    ) -> Result<Regrouped, CommError> {
+        let (leaves, arrival) = match intent {
+            Intent::Continue => (false, None),
+            Intent::Leave => (true, None),
+            Intent::Admit(arrival) => (false, Some(arrival)),
+        };
         let arbiter = if rules.directory.is_some() { Arbiter::Directory } else { Arbiter::Quorum };
+        let has_newcomer = arrival.as_ref().is_some_and(Arrival::is_connected);
         let (rank, world, min_workers) = (self.rank, self.world(), rules.min_workers);
-        let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves };
+        let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves, has_newcomer };
         self.transport.attend(true);
         // All ranks drop them, and they would delay the messages that follow.
         self.transport.cancel_queued();
-        let result = self.decide(setup, rules).and_then(|decision| self.follow(decision, setup, rules));
+        let result =
+            self.decide(setup, rules).and_then(|decision| self.follow(decision, setup, (rules, next), cards, arrival));
         // Not before the decision is followed: frames of the next generation may be behind it,
         // which the heartbeat thread must not read as frames of this one.
         self.transport.attend(false);
@@ -83,14 +109,19 @@ impl Mesh {
         &mut self,
         (decision, lost): (Decision, Vec<LostRank>),
         setup: RegroupSetup,
-        rules: &RegroupRules,
+        (rules, next): (&RegroupRules, &RegroupRules),
+        cards: &mut Vec<MemberCard>,
+        arrival: Option<Arrival>,
     ) -> Result<Regrouped, CommError> {
         match decision {
             Decision::Install(members) => {
                 self.install(&members);
-                let survivors = members.iter().collect();
+                let survivors: Vec<usize> = members.below(setup.world).iter().collect();
+                *cards = survivors.iter().filter_map(|&rank| cards.get(rank).cloned()).collect();
+                let arrival = arrival.filter(|_| members.contains(setup.world));
+                let newcomer = arrival.map(|arrival| self.receive(arrival, next, cards)).transpose()?;
                 let regroups = self.generation - self.first_generation;
-                Ok(Regrouped { survivors, lost, regroups })
+                Ok(Regrouped { survivors, lost, newcomer, regroups })
             }
             Decision::Stop(reason) => {
                 if setup.leaves && matches!(reason, StopReason::Excluded { .. }) {
@@ -100,6 +131,26 @@ impl Mesh {
                 Err(stopped(reason, setup.world, &lost, rules))
             }
         }
+    }
+
+    /// Tells a newcomer that it is a member, and connects it. Returns the name of its machine.
+    fn receive(
+        &mut self,
+        arrival: Arrival,
+        rules: &RegroupRules,
+        cards: &mut Vec<MemberCard>,
+    ) -> Result<String, CommError> {
+        cards.push(arrival.card.clone());
+        let (timing, host) = (arrival.timing, arrival.card.host.clone());
+        let connection = arrival.welcome(Welcome {
+            generation: self.generation,
+            first_generation: self.first_generation,
+            members: cards.clone(),
+            timing: self.transport.timing().combine(timing),
+            has_directory: rules.directory.is_some(),
+        });
+        self.add(host.clone(), connection, timing)?;
+        Ok(host)
     }
 
     /// Runs the machine until it has decided. Returns the ranks that are lost to this one, too.

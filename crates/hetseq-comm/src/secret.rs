@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::CommError;
+use crate::secret_file::hex;
 
 pub(crate) type Nonce = [u8; 32];
 pub(crate) type Proof = [u8; 32];
@@ -154,6 +155,22 @@ impl SecretKey {
         SecretKey { auth: derive("hetseq-comm shared secret v1"), encryption: derive("hetseq-comm encryption v1") }
     }
 
+    /// Writes the keys for a file that only its owner can read.
+    pub(crate) fn to_hex(&self) -> String {
+        hex(&[self.auth, self.encryption].concat())
+    }
+
+    /// Reads what [`SecretKey::to_hex`] has written.
+    pub(crate) fn from_hex(text: &str) -> Option<SecretKey> {
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+        let bytes: [u8; 64] = bytes?.try_into().ok()?;
+        let (mut auth, mut encryption) = ([0; 32], [0; 32]);
+        auth.copy_from_slice(&bytes[..32]);
+        encryption.copy_from_slice(&bytes[32..]);
+        Some(SecretKey { auth, encryption })
+    }
+
     /// Returns the key for `encryption/`.
     pub(crate) fn for_encryption(&self) -> [u8; 32] {
         self.encryption
@@ -189,6 +206,16 @@ mod tests {
 
     fn claim() -> Claim {
         Claim { generation: 1, dialer_rank: 2, answerer_rank: 0, dialer_nonce: [3; 32], answerer_nonce: [4; 32] }
+    }
+
+    #[test]
+    fn keys_survive_a_file() {
+        let key = SecretKey::new("squirrel");
+        let read = SecretKey::from_hex(&key.to_hex()).unwrap();
+        assert_eq!((read.auth, read.encryption), (key.auth, key.encryption));
+        for damaged in ["", "zz", &key.to_hex()[2..], "äöü"] {
+            assert!(SecretKey::from_hex(damaged).is_none());
+        }
     }
 
     #[test]

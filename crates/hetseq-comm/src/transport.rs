@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buffers::Payload;
+use crate::connection::Connection;
+use crate::error::CommError;
 use crate::frame::{Frame, FrameError};
+use crate::heartbeat_timing::HeartbeatTiming;
 use crate::signal::Waker;
 
 /// The links of one rank to its peers. For a rank without a link, which includes this one, there is
@@ -67,6 +70,12 @@ pub(crate) trait Transport: Send + Sync {
     /// Continues as `generation`, with the links to `ranks` only, in this order; closes the others.
     /// Unsent and untaken frames of collectives are dropped.
     fn install(&mut self, ranks: &[usize], generation: u64);
+
+    /// Adds a link to a newcomer, as the last, in the current `generation`.
+    fn add(&mut self, connection: Connection, timing: HeartbeatTiming, generation: u64) -> Result<(), CommError>;
+
+    /// The timing of all ranks combined.
+    fn timing(&self) -> HeartbeatTiming;
 
     /// Returns a handle that ends [`Transport::wait`], from any thread.
     fn waker(&self) -> Waker;

@@ -46,7 +46,12 @@ pub enum TrainError {
     /// This rank stops though nothing is wrong with it: too few ranks are left, or the others
     /// continue without it.
     #[error("{reason}. {saved}")]
-    CutOff { reason: String, saved: String },
+    CutOff {
+        reason: String,
+        saved: String,
+        /// Addresses of those that continue, if a new process can join them.
+        rejoin: Vec<String>,
+    },
     #[error(transparent)]
     Data(#[from] DataError),
     /// The updates cannot be split among these devices.

@@ -37,6 +37,10 @@ pub struct RunOptions {
     /// Shared by the ranks of a run; never logged. If none, rank 0 writes one into the run
     /// directory.
     pub secret: Option<String>,
+    /// Members, as `host:port`, of a run to join while it trains. Nothing else is started then.
+    pub join: Vec<String>,
+    /// This process has been a rank of that run before: it looks for it only for a moment.
+    pub rejoin: bool,
 }
 
 /// Written by hand so that the secret never reaches a log.
@@ -50,6 +54,8 @@ impl std::fmt::Debug for RunOptions {
             .field("reset", &self.reset)
             .field("overrides", &self.overrides)
             .field("secret", &secret)
+            .field("join", &self.join)
+            .field("rejoin", &self.rejoin)
             .finish()
     }
 }
@@ -66,9 +72,24 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
         return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
-    let mut session = Session::assemble("train", task, &config, options)?;
+    if !options.join.is_empty() && !config.elastic.enabled {
+        return Err(TrainError::Config("--join needs elastic.enabled = true, as on all ranks of that run".to_owned()));
+    }
+    let mut session = Session::assemble("train", task, &config, options).map_err(|error| match error {
+        TrainError::Comm(reason) if options.rejoin => TrainError::CutOff {
+            reason: format!("this process could not join the run again: {reason}"),
+            saved: "It has nothing to save".to_owned(),
+            rejoin: Vec::new(),
+        },
+        error => error,
+    })?;
     stop.set_may_leave(config.elastic.enabled && session.group.world() > 1);
-    match check_and_measure(&mut session, &config, options, &stop) {
+    let checked = check_and_measure(&mut session, &config, options, &stop);
+    if let Some(running) = session.running.take() {
+        checked?;
+        return Trainer::join(session, running, config, stop)?.train(started);
+    }
+    match checked {
         Ok(lock) => Trainer::prepare(session, config, options, stop, lock)?.train(started),
         Err(error) => session.leave(Err(error)),
     }
@@ -82,7 +103,8 @@ fn check_and_measure(
     options: &RunOptions,
     stop: &StopFlag,
 ) -> Result<Option<RunLock>, TrainError> {
-    let lock = early_checks(session, config, options)?;
+    // The run to join has checked all this.
+    let lock = if session.running.is_none() { early_checks(session, config, options)? } else { None };
     session.probe_cluster(config, options, ProbeMode::Measure(stop))?;
     check_sums(session)?;
     Ok(lock)

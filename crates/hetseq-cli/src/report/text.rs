@@ -1,8 +1,8 @@
 //! Formats a report as text. Pure; called by `hetseq report`.
 
 use hetseq_metrics::report::{
-    Continuation, HealedRecord, LeadRecord, LeftRecord, LostRecord, MembershipChange, PlanRecord, PredictionFit,
-    RankSummary, Report, TimeSpent, WorkerSummary,
+    Continuation, HealedRecord, JoinedRecord, LeadRecord, LeftRecord, LostRecord, MembershipChange, PlanRecord,
+    PredictionFit, RankSummary, Report, TimeSpent, WorkerSummary,
 };
 use hetseq_metrics::{ShareChange, duration, thousands};
 
@@ -30,6 +30,10 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     if !report.membership_changes.is_empty() {
         lines.push(String::new());
         lines.extend(membership_changes(&report.membership_changes));
+    }
+    if !report.joined.is_empty() {
+        lines.push(String::new());
+        lines.extend(joined(&report.joined));
     }
     if !report.healed.is_empty() {
         lines.push(String::new());
@@ -78,6 +82,18 @@ fn predictions(report: &Report) -> Vec<String> {
     };
     let last = report.prediction_of_last_plan.filter(|last| Some(*last) != report.prediction);
     [line("prediction", report.prediction), line("last plan ", last)].into_iter().flatten().collect()
+}
+
+fn joined(joined: &[JoinedRecord]) -> Vec<String> {
+    let mut lines = vec!["joined while the run trained".to_owned()];
+    let newest = joined.iter().skip(joined.len().saturating_sub(MAX_CHANGES));
+    lines.extend(newest.map(|JoinedRecord { update, rank, host, world, devices, seconds }| {
+        let at = thousands(*update);
+        format!(
+            "  after update {at}: rank {rank} ({host}); {world} ranks and {devices} devices since then; the others waited {seconds:.3} s"
+        )
+    }));
+    lines
 }
 
 fn healed(healed: &[HealedRecord]) -> Vec<String> {

@@ -79,16 +79,32 @@ fn a_single_rank_is_left_at_the_end() {
     assert_undisturbed(&dir, 3, "two ranks killed");
 }
 
+/// Long after the others have noticed: it joins them again, by itself.
 #[test]
-fn a_stopped_lead_that_wakes_up_disturbs_nothing() {
+fn a_stopped_lead_that_wakes_up_returns() {
+    let dir = RunDir::new();
+    let slow = job(&dir, 3).set("comm.silence_s", 1).set("emulate.slowdown", "[30, 30, 30]");
+    let mut cluster = start(&slow, &dir, 5);
+    cluster.signal(0, "STOP");
+    cluster.wait_until_after_losses("the loss", || dir.membership_events().contains(&"regrouped 2".to_owned()));
+    cluster.signal(0, "CONT");
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(0); 3], "{ended:#?}");
+    assert!(ended[0].stderr.contains("the other ranks continue without this one"), "{ended:#?}");
+    assert_eq!(dir.membership_events(), ["lead", "lost 0", "regrouped 2", "joined 0"], "{ended:#?}");
+    assert_undisturbed(&dir, 3, "rank 0 stopped and continued");
+}
+
+/// After the end of the run there is none to join.
+#[test]
+fn a_lead_that_wakes_up_too_late_disturbs_nothing() {
     let dir = RunDir::new();
     let mut cluster = start(&job(&dir, 3).set("comm.silence_s", 1), &dir, 12);
     cluster.signal(0, "STOP");
-    cluster.wait_until_after_losses("update 25", || dir.losses().contains_key(&25));
+    cluster.wait_for(2, SOON);
     cluster.signal(0, "CONT");
     let ended = cluster.wait(SOON);
     assert_eq!(codes(&ended), [Some(75), Some(0), Some(0)], "{ended:#?}");
-    assert!(ended[0].stderr.contains("the other ranks continue without this one"), "{ended:#?}");
     assert_undisturbed(&dir, 3, "rank 0 stopped and continued");
     // What a resume loads is of the ranks that continued.
     shipped(&dir, UPDATES + 5).ranks(2).succeed();

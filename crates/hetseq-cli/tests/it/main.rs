@@ -26,6 +26,7 @@ mod divergence;
 mod docs;
 mod early_stop;
 mod elastic;
+mod elastic_join;
 mod elastic_restart;
 mod engines;
 mod entity_linking;

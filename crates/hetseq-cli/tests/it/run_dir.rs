@@ -128,6 +128,7 @@ impl RunDir {
             Event::Lost { rank, .. } => Some(format!("lost {rank}")),
             Event::Left { rank, .. } => Some(format!("left {rank}")),
             Event::Regrouped { world, .. } => Some(format!("regrouped {world}")),
+            Event::Joined { rank, .. } => Some(format!("joined {rank}")),
             Event::Lead { .. } => Some("lead".to_owned()),
             _ => None,
         })

@@ -2,8 +2,16 @@
 
 use hetseq_comm_model_check::{Limits, check};
 
-const LIMITS: Limits =
-    Limits { world: 3, faults: 2, directory: false, updates: false, partition: 0, min_workers: 1, leaves: false };
+const LIMITS: Limits = Limits {
+    world: 3,
+    faults: 2,
+    directory: false,
+    updates: false,
+    partition: 0,
+    min_workers: 1,
+    leaves: false,
+    newcomer: false,
+};
 
 fn run(limits: Limits) {
     let checked = check(limits);
@@ -35,6 +43,27 @@ fn leaves() {
         run(limits);
         run(Limits { faults: 1, updates: true, ..limits });
         run(Limits { world: 4, faults: 1, ..limits });
+    }
+}
+
+/// A newcomer is admitted while members, or itself, are lost.
+#[test]
+fn a_newcomer() {
+    for directory in [false, true] {
+        let limits = Limits { newcomer: true, directory, ..LIMITS };
+        run(Limits { world: 2, faults: 1, updates: true, ..limits });
+        run(Limits { world: 2, faults: 2, ..limits });
+        run(Limits { world: 3, faults: 1, ..limits });
+    }
+}
+
+#[test]
+#[ignore = "minutes"]
+fn a_newcomer_of_three_members_with_updates() {
+    for directory in [false, true] {
+        run(Limits { newcomer: true, world: 2, updates: true, directory, ..LIMITS });
+        run(Limits { newcomer: true, faults: 1, updates: true, directory, ..LIMITS });
+        run(Limits { newcomer: true, faults: 2, directory, ..LIMITS });
     }
 }
 

@@ -23,7 +23,7 @@ use crate::buffers::{Payload, Pool};
 
 /// Version of the protocol. It changes whenever two binaries could misread each other, so also with
 /// [`CHUNK_BYTES`].
-pub(crate) const PROTOCOL: u8 = 8;
+pub(crate) const PROTOCOL: u8 = 9;
 const MAGIC: [u8; 4] = *b"HSQF";
 pub(crate) const HEADER_BYTES: usize = 36;
 /// The largest payload; a length above it is rejected before anything is allocated.

@@ -114,6 +114,16 @@ pub(crate) fn barrier(mesh: &mut Mesh) -> Result<(), CommError> {
     exchange(mesh, FrameKind::Barrier, &[], &peers, &peers, 0).map(|_| ())
 }
 
+/// Returns on rank 0 once every rank has called it, on the others at once. So afterwards no rank is
+/// in an earlier collective when it hears from rank 0.
+pub(crate) fn report_to_lead(mesh: &mut Mesh) -> Result<(), CommError> {
+    let (receivers, senders) = match mesh.rank {
+        0 => (Vec::new(), mesh.peers().collect()),
+        _ => (vec![0], Vec::new()),
+    };
+    exchange(mesh, FrameKind::Barrier, &[], &receivers, &senders, 0).map(|_| ())
+}
+
 /// Sends `bytes` to the receivers and returns what the senders send, by rank.
 fn exchange(
     mesh: &mut Mesh,

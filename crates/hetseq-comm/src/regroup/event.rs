@@ -32,8 +32,9 @@ pub(crate) enum RegroupMessage {
     Prepare,
     /// Answers `Prepare`: the sender accepts nothing from lower ranks any more. If it `leaves`, it
     /// votes, but is not proposed as a member.
-    Promise { lost: RankSet, accepted: Option<Accepted>, leaves: bool },
-    /// The members of the next generation, if a quorum accepts.
+    Promise { lost: RankSet, has_newcomer: bool, accepted: Option<Accepted>, leaves: bool },
+    /// The members of the next generation, if a quorum accepts. With the number after the last rank:
+    /// the newcomer.
     Propose { members: RankSet },
     /// Answers `Propose`.
     Accept,

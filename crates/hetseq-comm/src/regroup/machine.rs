@@ -25,6 +25,9 @@ pub(crate) struct RegroupSetup {
     pub(crate) min_workers: usize,
     /// This rank votes for the last time: it wants to be no member of the next generation.
     pub(crate) leaves: bool,
+    /// Whether this rank is connected to a process that may become a member. That one has the number
+    /// `world`, and no vote.
+    pub(crate) has_newcomer: bool,
 }
 
 /// One rank's part in choosing the next generation.
@@ -60,13 +63,15 @@ enum Role {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Promise {
     lost: RankSet,
+    has_newcomer: bool,
     accepted: Option<Accepted>,
     leaves: bool,
 }
 
 impl Regroup {
     /// Starts when this rank has lost the links to `lost`, or, with an empty set, when the first
-    /// message of a peer has arrived. Pass that message to [`Regroup::step`] next.
+    /// message of a peer has arrived, or when all ranks want to admit a newcomer. Pass that message
+    /// to [`Regroup::step`] next.
     pub(crate) fn start(setup: RegroupSetup, lost: &RankSet) -> (Regroup, Vec<Output>) {
         let lost = lost.iter().filter(|&rank| rank < setup.world && rank != setup.rank).collect();
         let role = Role::Follower;
@@ -180,8 +185,9 @@ impl Regroup {
 
     fn promise(&mut self, to: usize, outputs: &mut Vec<Output>) {
         self.promised = Some(to);
-        let (lost, accepted, leaves) = (self.lost.clone(), self.accepted.clone(), self.setup.leaves);
-        outputs.push(Output::Send { to, message: RegroupMessage::Promise { lost, accepted, leaves } });
+        let (lost, accepted) = (self.lost.clone(), self.accepted.clone());
+        let RegroupSetup { leaves, has_newcomer, .. } = self.setup;
+        outputs.push(Output::Send { to, message: RegroupMessage::Promise { lost, has_newcomer, accepted, leaves } });
     }
 
     fn receive(&mut self, from: usize, message: RegroupMessage, outputs: &mut Vec<Output>) {
@@ -201,7 +207,7 @@ impl Regroup {
                     self.promise(from, outputs);
                 }
             }
-            RegroupMessage::Promise { lost, accepted, leaves } => {
+            RegroupMessage::Promise { lost, has_newcomer, accepted, leaves } => {
                 let is_valid = accepted.as_ref().is_none_or(|accepted| {
                     // With a directory, no rank accepts anything.
                     self.setup.arbiter == Arbiter::Quorum
@@ -211,7 +217,7 @@ impl Regroup {
                 if let Role::Preparing { promises, .. } = &mut self.role
                     && is_valid
                 {
-                    promises.entry(from).or_insert(Promise { lost, accepted, leaves });
+                    promises.entry(from).or_insert(Promise { lost, has_newcomer, accepted, leaves });
                     self.advance(outputs);
                 }
             }
@@ -232,9 +238,12 @@ impl Regroup {
 
     /// Returns whether the protocol can decide on this set. It may lack its proposer, which has
     /// adopted the proposal of a lower rank or leaves, and without ranks that leave it may be no
-    /// quorum. Decisions are unique because a quorum accepts them.
+    /// quorum. Decisions are unique because a quorum accepts them. All members of a set with the
+    /// newcomer are connected to it.
     fn can_be_decided(&self, members: &RankSet) -> bool {
-        !members.is_empty() && members.fits(self.setup.world)
+        let RegroupSetup { rank, world, has_newcomer, .. } = self.setup;
+        let is_connected = has_newcomer || !members.contains(world) || !members.contains(rank);
+        !members.below(world).is_empty() && is_connected && members.fits(world + 1)
     }
 
     fn accept(&mut self, from: usize, members: RankSet, outputs: &mut Vec<Output>) {
@@ -307,8 +316,14 @@ impl Regroup {
         if !unconfirmed.is_empty() {
             return;
         }
-        let members = clique(rank, &broken);
+        let mut members = clique(rank, &broken);
         let voters: RankSet = members.iter().chain(leaving.iter()).collect();
+        let is_connected = |peer: usize| promises.get(&peer).is_some_and(|promise| promise.has_newcomer);
+        let has_newcomer = self.setup.has_newcomer && members.iter().filter(|&peer| peer != rank).all(is_connected);
+        // Alone, without a rank that stays, it has no state.
+        if has_newcomer && !members.is_empty() {
+            members.insert(world);
+        }
         match self.too_small(&members, &voters) {
             // Not even proposed: another proposer may find a larger set.
             Some(reason) => self.stop(reason, outputs),

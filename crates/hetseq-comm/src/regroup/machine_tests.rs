@@ -7,12 +7,14 @@ fn set<const N: usize>(ranks: [usize; N]) -> RankSet {
 }
 
 fn start(rank: usize, world: usize, lost: &[usize]) -> (Regroup, Vec<Output>) {
-    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Quorum, min_workers: 1, leaves: false };
+    let arbiter = Arbiter::Quorum;
+    let setup = RegroupSetup { rank, world, arbiter, min_workers: 1, leaves: false, has_newcomer: false };
     Regroup::start(setup, &lost.iter().copied().collect())
 }
 
 fn start_with_directory(rank: usize, world: usize, min_workers: usize, lost: &[usize]) -> (Regroup, Vec<Output>) {
-    let setup = RegroupSetup { rank, world, arbiter: Arbiter::Directory, min_workers, leaves: false };
+    let arbiter = Arbiter::Directory;
+    let setup = RegroupSetup { rank, world, arbiter, min_workers, leaves: false, has_newcomer: false };
     Regroup::start(setup, &lost.iter().copied().collect())
 }
 
@@ -25,12 +27,12 @@ fn to(to: usize, message: RegroupMessage) -> Output {
 }
 
 fn promise<const N: usize>(lost: [usize; N]) -> RegroupMessage {
-    RegroupMessage::Promise { lost: set(lost), accepted: None, leaves: false }
+    RegroupMessage::Promise { lost: set(lost), has_newcomer: false, accepted: None, leaves: false }
 }
 
 fn promise_with<const N: usize>(ballot: usize, members: [usize; N]) -> RegroupMessage {
     let accepted = Some(Accepted { ballot, members: set(members) });
-    RegroupMessage::Promise { lost: set([]), accepted, leaves: false }
+    RegroupMessage::Promise { lost: set([]), has_newcomer: false, accepted, leaves: false }
 }
 
 fn suspect<const N: usize>(lost: [usize; N]) -> RegroupMessage {
@@ -47,7 +49,7 @@ fn install<const N: usize>(members: [usize; N]) -> RegroupMessage {
 
 /// The promise of a rank that leaves.
 fn farewell<const N: usize>(lost: [usize; N]) -> RegroupMessage {
-    RegroupMessage::Promise { lost: set(lost), accepted: None, leaves: true }
+    RegroupMessage::Promise { lost: set(lost), has_newcomer: false, accepted: None, leaves: true }
 }
 
 const PREPARE: RegroupMessage = RegroupMessage::Prepare;
@@ -80,6 +82,50 @@ fn a_follower_answers_and_passes_the_decision_on() {
     let members = set([0, 1, 2]);
     let outputs = follower.step(from(0, install([0, 1, 2])));
     assert_eq!(outputs, [to(1, install([0, 1, 2])), Output::Install { members }]);
+}
+
+/// A rank that wants to admit a newcomer to which it is connected.
+fn start_admission(rank: usize, world: usize) -> (Regroup, Vec<Output>) {
+    let arbiter = Arbiter::Quorum;
+    let setup = RegroupSetup { rank, world, arbiter, min_workers: 1, leaves: false, has_newcomer: true };
+    Regroup::start(setup, &set([]))
+}
+
+fn promise_newcomer() -> RegroupMessage {
+    RegroupMessage::Promise { lost: set([]), has_newcomer: true, accepted: None, leaves: false }
+}
+
+#[test]
+fn a_newcomer_that_all_reach_is_admitted() {
+    let (mut lead, outputs) = start_admission(0, 3);
+    assert_eq!(outputs, [to(1, PREPARE), to(2, PREPARE)]);
+    lead.step(from(1, promise_newcomer()));
+    let proposal = [to(1, propose([0, 1, 2, 3])), to(2, propose([0, 1, 2, 3]))];
+    assert_eq!(lead.step(from(2, promise_newcomer())), proposal);
+    let members = set([0, 1, 2, 3]);
+    assert_eq!(lead.step(from(1, ACCEPT)).last(), Some(&Output::Install { members: members.clone() }));
+    let (mut follower, _) = start_admission(2, 3);
+    assert_eq!(follower.step(from(0, PREPARE)), [to(0, promise_newcomer())]);
+    assert_eq!(follower.step(from(0, propose([0, 1, 2, 3]))), [to(0, ACCEPT)]);
+    let outputs = follower.step(from(0, install([0, 1, 2, 3])));
+    assert_eq!(outputs, [to(1, install([0, 1, 2, 3])), Output::Install { members }]);
+}
+
+#[test]
+fn a_newcomer_that_one_does_not_reach_stays_outside() {
+    let (mut lead, _) = start_admission(0, 3);
+    lead.step(from(1, promise_newcomer()));
+    assert_eq!(lead.step(from(2, promise([])))[0], to(1, propose([0, 1, 2])));
+    // A member without it accepts nothing else.
+    let (mut follower, _) = start(1, 3, &[]);
+    follower.step(from(0, PREPARE));
+    assert_eq!(follower.step(from(0, propose([0, 1, 2, 3]))), []);
+    assert_eq!(follower.step(from(0, install([0, 1, 2, 3]))), []);
+    // Its vote does not count.
+    let (mut lead, _) = start_admission(0, 5);
+    (3..5).for_each(|rank| drop(lead.step(Input::LinkLost(rank))));
+    lead.step(from(1, promise_newcomer()));
+    assert_eq!(lead.step(from(2, promise_newcomer()))[0], to(1, propose([0, 1, 2, 5])));
 }
 
 #[test]
@@ -275,7 +321,14 @@ fn a_rank_that_leaves_votes_but_is_no_member() {
 
 #[test]
 fn a_lead_that_leaves_proposes_the_others() {
-    let setup = |arbiter, min_workers| RegroupSetup { rank: 0, world: 3, arbiter, min_workers, leaves: true };
+    let setup = |arbiter, min_workers| RegroupSetup {
+        rank: 0,
+        world: 3,
+        arbiter,
+        min_workers,
+        leaves: true,
+        has_newcomer: false,
+    };
     let (mut lead, _) = Regroup::start(setup(Arbiter::Quorum, 1), &set([]));
     // Rank 1 leaves, too. What is left is no quorum, but a quorum has decided it.
     lead.step(from(1, farewell([2])));
@@ -297,7 +350,8 @@ fn a_lead_that_leaves_proposes_the_others() {
 
 #[test]
 fn a_loss_beside_a_leave_may_leave_too_few() {
-    let setup = RegroupSetup { rank: 0, world: 3, arbiter: Arbiter::Quorum, min_workers: 0, leaves: true };
+    let arbiter = Arbiter::Quorum;
+    let setup = RegroupSetup { rank: 0, world: 3, arbiter, min_workers: 0, leaves: true, has_newcomer: false };
     let (mut lead, _) = Regroup::start(setup, &set([2]));
     let stop = Output::Stop(StopReason::TooFew { left: 0, min_workers: 1 });
     assert_eq!(lead.step(from(1, farewell([2]))), [stop]);

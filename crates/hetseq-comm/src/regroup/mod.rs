@@ -1,4 +1,4 @@
-//! Chooses the members of the next generation when ranks are lost.
+//! Chooses the members of the next generation, when ranks are lost or a newcomer is admitted.
 //!
 //! One pure state machine per rank, [`Regroup`], from the first lost link to [`Output::Install`] or
 //! [`Output::Stop`]. It decides the member set only: from which update to resume is a plain
@@ -10,6 +10,12 @@
 //! proposer:  LinkLost or a message -> Prepare -> all promises -> Propose -> a quorum -> Install
 //!                                                             -> AskDirectory -> answer -> Install
 //! ```
+//!
+//! **A newcomer** is a process that waits, connected to the members. It becomes a member if all
+//! chosen members are connected to it; its number is the one after the last rank, and it has no
+//! vote. To admit it, all members start their machines without a loss. A member that starts because
+//! of a loss knows no newcomer, so then it stays outside. Within a generation all members that know
+//! a newcomer know the same one.
 //!
 //! What the driver guarantees:
 //! - Messages of one link arrive in order, at most once, and only within their generation. After

@@ -24,9 +24,9 @@ fn any_message() -> impl Strategy<Value = RegroupMessage> {
     prop_oneof![
         any_set().prop_map(|lost| RegroupMessage::Suspect { lost }),
         Just(RegroupMessage::Prepare),
-        (any_set(), accepted(), any::<bool>()).prop_map(|(lost, accepted, leaves)| {
+        (any_set(), any::<bool>(), accepted(), any::<bool>()).prop_map(|(lost, has_newcomer, accepted, leaves)| {
             let accepted = accepted.map(|(ballot, members)| Accepted { ballot, members });
-            RegroupMessage::Promise { lost, accepted, leaves }
+            RegroupMessage::Promise { lost, has_newcomer, accepted, leaves }
         }),
         any_set().prop_map(|members| RegroupMessage::Propose { members }),
         Just(RegroupMessage::Accept),
@@ -52,6 +52,8 @@ struct Group {
     setup: RegroupSetup,
     /// The ranks that leave.
     leaving: RankSet,
+    /// The ranks that are connected to a newcomer.
+    connected: RankSet,
     machines: Vec<Option<Regroup>>,
     /// The last output of each rank.
     results: Vec<Option<Output>>,
@@ -65,8 +67,9 @@ struct Group {
 impl Group {
     fn new(world: usize, arbiter: Arbiter, leaving: RankSet) -> Group {
         Group {
-            setup: RegroupSetup { rank: 0, world, arbiter, min_workers: 1, leaves: false },
+            setup: RegroupSetup { rank: 0, world, arbiter, min_workers: 1, leaves: false, has_newcomer: false },
             leaving,
+            connected: RankSet::new(),
             machines: vec![None; world],
             results: vec![None; world],
             links: BTreeMap::new(),
@@ -85,18 +88,20 @@ impl Group {
         (0..self.setup.world).filter(|&peer| peer != rank).for_each(|peer| self.endings.push((peer, rank)));
     }
 
-    /// Starts the machine of a rank that has none yet.
-    fn start(&mut self, rank: usize) {
+    /// Starts the machine of a rank that has none yet. If it `admits`, it wants to admit the newcomer.
+    fn start(&mut self, rank: usize, admits: bool) {
         if self.machines[rank].is_none() && self.results[rank].is_none() {
             let leaves = self.leaving.contains(rank);
-            let (machine, outputs) = Regroup::start(RegroupSetup { rank, leaves, ..self.setup }, &RankSet::new());
+            let has_newcomer = admits && self.connected.contains(rank);
+            let setup = RegroupSetup { rank, leaves, has_newcomer, ..self.setup };
+            let (machine, outputs) = Regroup::start(setup, &RankSet::new());
             self.machines[rank] = Some(machine);
             self.carry_out(rank, outputs);
         }
     }
 
     fn input(&mut self, rank: usize, input: Input) {
-        self.start(rank);
+        self.start(rank, false);
         if self.results[rank].is_none() {
             let outputs = self.machines[rank].as_mut().unwrap().step(input);
             self.carry_out(rank, outputs);
@@ -146,10 +151,13 @@ proptest! {
     fn any_input_is_safe(
         rank in 0..5_usize,
         arbiter in any_arbiter(),
+        has_newcomer in any::<bool>(),
         lost in any_set(),
         inputs in vec(any_input(), 0..40),
     ) {
-        let (mut machine, mut outputs) = Regroup::start(RegroupSetup { rank, world: 5, arbiter, min_workers: 2, leaves: false }, &lost);
+        let setup = RegroupSetup { rank, world: 5, arbiter, min_workers: 2, leaves: false, has_newcomer };
+        let (mut machine, mut outputs) = Regroup::start(setup, &lost);
+        let fits = |members: &RankSet| members.fits(6) && (has_newcomer || !members.contains(5));
         for input in inputs {
             prop_assert!(!machine.waiting_for().to_string().is_empty());
             outputs.extend(machine.step(input));
@@ -159,8 +167,8 @@ proptest! {
         for output in &outputs {
             match output {
                 Output::Send { to, .. } => prop_assert!(*to < 5 && *to != rank),
-                Output::Install { members } => prop_assert!(members.contains(rank) && members.fits(5)),
-                Output::AskDirectory { members, .. } => prop_assert!(members.contains(rank) && members.fits(5)),
+                Output::Install { members } => prop_assert!(members.contains(rank) && fits(members)),
+                Output::AskDirectory { members, .. } => prop_assert!(members.contains(rank) && fits(members)),
                 Output::Stop(_) => {}
             }
         }
@@ -208,13 +216,16 @@ proptest! {
         cuts in vec((0..9_usize, 0..9_usize), 0..4),
         leaving in rank_sets(9),
         faults_at in vec(0..40_usize, 8),
+        connected in rank_sets(9),
+        admitted_at in vec(0..20_usize, 9),
         choices in vec(any::<usize>(), 400),
     ) {
         let leaving: RankSet = leaving.iter().filter(|&rank| rank < world).collect();
         let mut group = Group::new(world, arbiter, leaving.clone());
+        group.connected = connected.clone();
         if !leaving.is_empty() {
             // By agreement.
-            (0..world).for_each(|rank| group.start(rank));
+            (0..world).for_each(|rank| group.start(rank, true));
         }
         let mut faults: Vec<(usize, usize, usize)> = Vec::new();
         let mut times = faults_at.into_iter();
@@ -232,6 +243,7 @@ proptest! {
                     group.cut(a, b);
                 }
             }
+            (0..world).filter(|&rank| admitted_at[rank] == time).for_each(|rank| group.start(rank, true));
             let idle = !group.event(choices.next().unwrap());
             if idle && time > 40 {
                 break;
@@ -252,7 +264,10 @@ proptest! {
         prop_assert!(leaving.iter().all(is_left), "{:?}", group.results);
         if crashes.is_empty() && cuts.is_empty() && !leaving.is_empty() && leaving.len() < world {
             let stay: RankSet = (0..world).filter(|&rank| !leaving.contains(rank)).collect();
-            prop_assert_eq!(sets, [&stay]);
+            prop_assert!(sets.iter().all(|members| members.below(world) == stay), "{:?}", group.results);
+        }
+        for members in sets.iter().filter(|members| members.contains(world)) {
+            prop_assert!(members.below(world).is_subset(&connected), "{:?}", group.results);
         }
     }
 }

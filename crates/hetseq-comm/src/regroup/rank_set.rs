@@ -51,6 +51,11 @@ impl RankSet {
         self.0.last().is_none_or(|&highest| highest < world)
     }
 
+    /// Returns the ranks below `world`.
+    pub(crate) fn below(&self, world: usize) -> RankSet {
+        self.0.range(..world).copied().collect()
+    }
+
     /// Returns the number of `rank` in the next generation, if this set becomes its members.
     pub(crate) fn position(&self, rank: usize) -> Option<usize> {
         self.contains(rank).then(|| self.0.range(..rank).count())

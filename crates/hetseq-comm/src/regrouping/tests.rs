@@ -43,7 +43,8 @@ impl Peer {
         while let Some(message) = self.next_message() {
             match message {
                 RegroupMessage::Prepare => {
-                    self.send(&RegroupMessage::Promise { lost: RankSet::new(), accepted: None, leaves: false });
+                    let lost = RankSet::new();
+                    self.send(&RegroupMessage::Promise { lost, has_newcomer: false, accepted: None, leaves: false });
                 }
                 RegroupMessage::Propose { .. } => self.send(&RegroupMessage::Accept),
                 _ => {}
@@ -89,10 +90,14 @@ pub(crate) fn by_quorum() -> RegroupRules {
     RegroupRules { directory: None, min_workers: 1 }
 }
 
+fn regroup(mesh: &mut Mesh) -> Result<Regrouped, CommError> {
+    mesh.regroup(&by_quorum(), &by_quorum(), &mut Vec::new(), Intent::Continue)
+}
+
 /// Regroups and checks that this takes no longer than a few seconds.
 fn regroup_soon(mesh: &mut Mesh) -> Result<Regrouped, CommError> {
     let start = Instant::now();
-    let result = mesh.regroup(&by_quorum(), false);
+    let result = regroup(mesh);
     assert!(start.elapsed() < Duration::from_secs(8), "took {:?}: {result:?}", start.elapsed());
     result
 }
@@ -128,7 +133,7 @@ fn frames_of_the_next_generation_follow_the_decision() {
         let (mut mesh, mut peers) = rank_and_peers(1, 2, 200, 5_000);
         peers[0].send_frame(&decision, GENERATION).unwrap();
         peers[0].send_frame(&barrier_frame(), GENERATION + 1).unwrap();
-        assert_eq!(mesh.regroup(&by_quorum(), false).unwrap().survivors, [0, 1]);
+        assert_eq!(regroup(&mut mesh).unwrap().survivors, [0, 1]);
         reduce::barrier(&mut mesh).unwrap();
     }
 }

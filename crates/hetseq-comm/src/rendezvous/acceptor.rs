@@ -3,7 +3,7 @@
 //! are accepted when there are too many.
 //!
 //! It knows neither the handshake nor what happens to the peer afterwards: `rank0.rs`, `pairing.rs`
-//! and `late_join.rs` do, and use this.
+//! and `door.rs` do, and use this.
 
 use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -13,6 +13,9 @@ use crate::encryption;
 use crate::frame::FrameError;
 use crate::secret::{Claim, Credentials, Nonce, Role, SecretKey, SecretKind, random};
 
+/// The generation of a dialer that does not know the group.
+pub(super) const UNKNOWN: u64 = 0;
+
 /// This side of an authentication.
 pub(super) struct LocalParty<'a> {
     pub(super) rank: Option<usize>,
@@ -113,9 +116,22 @@ pub(super) fn prove(
 
 /// Authenticates as the answering side. Returns the handshake with the rank that the dialer claims
 /// and, if there is a secret, has proven its right to.
-pub(super) fn answer(
+pub(super) fn answer(handshake: Handshake, local: &LocalParty<'_>) -> Result<(Handshake, Option<u64>), HandshakeError> {
+    answer_one_of(handshake, local, &[local.generation])
+}
+
+/// Like [`answer`], also for a dialer that does not know the group: a newcomer.
+pub(super) fn answer_newcomers(
+    handshake: Handshake,
+    local: &LocalParty<'_>,
+) -> Result<(Handshake, Option<u64>), HandshakeError> {
+    answer_one_of(handshake, local, &[local.generation, UNKNOWN])
+}
+
+fn answer_one_of(
     mut handshake: Handshake,
     local: &LocalParty<'_>,
+    generations: &[u64],
 ) -> Result<(Handshake, Option<u64>), HandshakeError> {
     let theirs = match from_unauthenticated(handshake.receive()) {
         Ok(Message::AuthRequest(request)) => request,
@@ -125,9 +141,10 @@ pub(super) fn answer(
         }
         Err(error) => return Err(error),
     };
-    if theirs.generation != local.generation {
+    if !generations.contains(&theirs.generation) {
         return Err(handshake.refuse(Refusal::OtherGroup));
     }
+    let local = &LocalParty { generation: theirs.generation, ..*local };
     if theirs.encrypt != local.encrypt {
         return Err(handshake.refuse(Refusal::Encryption { dialer: theirs.encrypt }));
     }

@@ -37,12 +37,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use super::late_join::TempFiles;
+use super::door::TempFiles;
 use super::leader_search::{FoundLeader, LeaderSearch};
+use super::newcomer::RunningGroup;
 use super::notice::{LeaderPriority, Notice, PostedNotice};
 use super::peer::{self, JoinFailure};
 use super::rank0::{self, Interruption, Listening};
-use super::{JoinContext, Joined, Reminder};
+use super::{Found, JoinContext, Joined, Reminder};
 use crate::error::CommError;
 use crate::lock::locked;
 use crate::secret::{Credentials, SecretKey, random};
@@ -55,9 +56,16 @@ const SLOW_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 const FAST_SCAN_PHASE: Duration = Duration::from_secs(10);
 
 /// Joins the ranks that share `dir`.
-pub(super) fn join(context: &JoinContext<'_>, dir: &Path) -> Result<Joined, CommError> {
+pub(super) fn join(context: &JoinContext<'_>, dir: &Path) -> Result<Found, CommError> {
     let cannot = |error: std::io::Error| unusable(dir, &error.to_string());
     std::fs::create_dir_all(dir).map_err(cannot)?;
+    // Otherwise two groups of the same world could start.
+    if 2 * context.start_with() <= context.world {
+        let (least, world) = (context.start_with(), context.world);
+        let problem =
+            format!("with file://, a start with {least} of {world} ranks is not safe: it needs more than half of them");
+        return Err(CommError::RankEnv { problem });
+    }
     let ip = socket::chosen_ip(context.options)?;
     let mut search = LeaderSearch::new(context, dir, ip)?;
     let may_lead = context.rank.is_none_or(|rank| rank == 0);
@@ -70,13 +78,17 @@ pub(super) fn join(context: &JoinContext<'_>, dir: &Path) -> Result<Joined, Comm
         match found.take() {
             Some(FoundLeader { notice, handshake, credentials }) => {
                 match peer::join(context, handshake, &credentials, ip) {
-                    Ok(joined) => return Ok(joined),
+                    Ok(joined) => return Ok(Found::Joined(joined)),
                     Err(JoinFailure::Final(error)) => return Err(error),
+                    Err(JoinFailure::Running(running)) => match RunningGroup::of(context, &running, &credentials) {
+                        Ok(running) => return Ok(Found::Running(running)),
+                        Err(error) => search.join_failed(&notice, error)?,
+                    },
                     Err(JoinFailure::Early(error)) => search.join_failed(&notice, error)?,
                 }
             }
             None if may_lead => match lead(context, &search, ip)? {
-                LeadOutcome::Joined(joined) => return Ok(joined),
+                LeadOutcome::Joined(joined) => return Ok(Found::Joined(joined)),
                 LeadOutcome::OtherLeader(other) => {
                     found = other;
                     continue;

@@ -11,12 +11,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::auth::{self, LocalParty};
+use super::door::TempFiles;
 use super::handshake::{Handshake, HandshakeError};
-use super::late_join::TempFiles;
+use super::newcomer::RunningGroup;
 use super::peer::{self, JoinFailure, TakenRetry};
 use super::rank0::{self, Listening};
 use super::refusal::Refusal;
-use super::{HANDSHAKE_TIMEOUT, JoinContext, Joined, Reminder};
+use super::{Found, HANDSHAKE_TIMEOUT, JoinContext, Reminder};
 use crate::error::CommError;
 use crate::secret::{Credentials, Secret, SecretKey};
 use crate::secret_file::{self, SecretFile};
@@ -37,7 +38,7 @@ pub(super) struct FixedAddress<'a> {
 
 impl FixedAddress<'_> {
     /// Waits for the peers as rank 0, or joins rank 0 as a peer.
-    pub(super) fn join(&self) -> Result<Joined, CommError> {
+    pub(super) fn join(&self) -> Result<Found, CommError> {
         let ip = socket::chosen_ip(self.context.options)?;
         if self.context.rank != Some(0) {
             return self.join_rank0(ip);
@@ -46,21 +47,31 @@ impl FixedAddress<'_> {
         // After the port is bound: a second rank 0 must not replace the secret of the first.
         let (credentials, files) = self.issue_secret()?;
         let listening = Listening { listener, generation: 0, credentials, files };
-        rank0::join(self.context, listening, &mut || None)?.ok_or_else(|| CommError::Rendezvous {
+        let joined = rank0::join(self.context, listening, &mut || None)?.ok_or_else(|| CommError::Rendezvous {
             with: self.context.rendezvous.clone(),
             detail: "it was interrupted".to_owned(),
-        })
+        })?;
+        Ok(Found::Joined(joined))
     }
 
-    fn join_rank0(&self, ip: Option<IpAddr>) -> Result<Joined, CommError> {
+    fn join_rank0(&self, ip: Option<IpAddr>) -> Result<Found, CommError> {
         let mut reminder = Reminder::new(Instant::now());
         let (mut taken, mut warned, mut last_refusal) = (TakenRetry::default(), None, None);
         loop {
             let mut credentials = self.find_secret()?;
             let error = match self.connect(&mut credentials, ip) {
                 Ok(handshake) => match peer::join(self.context, handshake, &credentials, ip) {
-                    Ok(joined) => return Ok(joined),
+                    Ok(joined) => return Ok(Found::Joined(joined)),
                     Err(JoinFailure::Final(error)) => return Err(error),
+                    Err(JoinFailure::Running(running)) => {
+                        match RunningGroup::of(self.context, &running, &credentials) {
+                            Ok(running) => return Ok(Found::Running(running)),
+                            Err(error @ HandshakeError::RefusedUs(Refusal::Mismatch(_))) => {
+                                return Err(error.into_error(&self.rank_0()));
+                            }
+                            Err(error) => error,
+                        }
+                    }
                     Err(JoinFailure::Early(error)) if !is_temporary(&error, &mut taken) => {
                         return Err(error.into_error(&self.rank_0()));
                     }

@@ -7,7 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::auth::{self, LocalParty};
-use super::handshake::{AuthRequest, Handshake, Hello, Member, MemberList, Message, decode as decode_message};
+use super::card::MemberCard;
+use super::handshake::{
+    AuthRequest, Enter, Handshake, Hello, Member, MemberList, Message, Running, Welcome, decode as decode_message,
+};
 use super::mismatch::{Mismatch, Reader};
 use super::notice;
 use super::refusal::Refusal;
@@ -29,6 +32,15 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
         differences: vec![difference],
         reader: Reader::Other,
     };
+    let hello = Hello {
+        rank: Some(1),
+        world: 2,
+        name: "alpha".to_owned(),
+        listener: Some(address),
+        timing: TIMING,
+        identity: Identity::new().with("optim.lr", 0.1).with("run.seed", 7),
+    };
+    let card = MemberCard { id: 5, host: "alpha".to_owned(), addresses: vec![address] };
     let messages = [
         Message::AuthRequest(AuthRequest {
             rank: Some(1),
@@ -39,14 +51,7 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
         }),
         Message::Proof([9; 32]),
         Message::Encryption(vec![3; 48]),
-        Message::Hello(Hello {
-            rank: Some(1),
-            world: 2,
-            name: "alpha".to_owned(),
-            listener: Some(address),
-            timing: TIMING,
-            identity: Identity::new().with("optim.lr", 0.1).with("run.seed", 7),
-        }),
+        Message::Hello(hello.clone()),
         Message::MemberList(MemberList {
             generation: 7,
             your_rank: 1,
@@ -63,6 +68,22 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
         Message::Ready,
         Message::Failed("out of paper".to_owned()),
         Message::Start,
+        Message::Knock(hello.clone()),
+        Message::Enter(Box::new(Enter { hello, card: card.clone() })),
+        Message::Running(Running {
+            group: 7,
+            rank: 0,
+            members: vec![card.clone(), card.clone()],
+            seen_file: Some(("newcomer-5.json".to_owned(), "{}".to_owned())),
+        }),
+        Message::Prepared { sees_directory: true },
+        Message::Welcome(Welcome {
+            generation: 9,
+            first_generation: 7,
+            members: vec![card],
+            timing: TIMING,
+            has_directory: false,
+        }),
         Message::Waiting("rank 2 (beta) differs from rank 0".to_owned()),
         Message::Refused(Refusal::Mismatch(mismatch.clone())),
         Message::Refused(Refusal::Missing {
@@ -81,6 +102,7 @@ pub(crate) fn sample_messages() -> Vec<Vec<u8>> {
         Message::Refused(Refusal::OtherGroup),
         Message::Refused(Refusal::Protocol { theirs: 1, ours: 2 }),
         Message::Refused(Refusal::AlreadyStarted { seconds_ago: 9, world: 3 }),
+        Message::Refused(Refusal::NotYet),
         Message::Refused(Refusal::Moved),
         Message::Refused(Refusal::Failed { rank: 2, name: "beta".to_owned(), reason: "no route".to_owned() }),
     ];

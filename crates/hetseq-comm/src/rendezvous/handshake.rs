@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::card::MemberCard;
 use super::refusal::Refusal;
 use crate::connection::Connection;
 use crate::encryption::{DecryptedReader, Encryption};
@@ -49,6 +50,57 @@ pub(super) enum Message {
     Refused(Refusal),
     /// Why rank 0 still waits for a rank: a process with that rank was refused.
     Waiting(String),
+    /// A newcomer asks whether it fits the group that trains.
+    Knock(Hello),
+    /// A newcomer that is ready to compute wants to be connected to a member.
+    Enter(Box<Enter>),
+    /// Answers `Hello`, `Knock` and `Enter`: the group that trains.
+    Running(Running),
+    /// The newcomer is connected to all members.
+    Prepared {
+        sees_directory: bool,
+    },
+    /// The newcomer is a member. Each of the others sends it.
+    Welcome(Welcome),
+}
+
+/// The first message of a process to rank 0, or to a member of a group that trains.
+#[derive(Debug)]
+pub(super) enum Request {
+    Hello(Hello),
+    Knock(Hello),
+    Enter(Box<Enter>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Enter {
+    pub(super) hello: Hello,
+    /// Of the newcomer, with its door.
+    pub(super) card: MemberCard,
+}
+
+/// The members of a group, as one of them knows them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Running {
+    /// The generation in which the group started.
+    pub(super) group: u64,
+    /// The rank of the sender.
+    pub(super) rank: u64,
+    /// In rank order.
+    pub(super) members: Vec<MemberCard>,
+    /// The name and the content of a file in the run directory, if that decides who continues.
+    pub(super) seen_file: Option<(String, String)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    pub(crate) generation: u64,
+    pub(crate) first_generation: u64,
+    /// In rank order; the receiver is the last.
+    pub(crate) members: Vec<MemberCard>,
+    pub(crate) timing: HeartbeatTiming,
+    /// The run directory decides who continues.
+    pub(crate) has_directory: bool,
 }
 
 /// The first message in both directions.
@@ -111,6 +163,11 @@ impl Message {
             Message::Start => "start",
             Message::Refused(_) => "refused",
             Message::Waiting(_) => "waiting",
+            Message::Knock(_) => "knock",
+            Message::Enter(_) => "enter",
+            Message::Running(_) => "running",
+            Message::Prepared { .. } => "prepared",
+            Message::Welcome(_) => "welcome",
         }
     }
 }

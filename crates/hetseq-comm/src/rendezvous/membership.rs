@@ -10,8 +10,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::acceptor::{AcceptEvent, Acceptor};
-use super::handshake::{Handshake, HandshakeError, Hello, Member, MemberList, Message, shown_name, unexpected};
-use super::late_join::LateJoin;
+use super::door::Door;
+use super::handshake::{
+    Handshake, HandshakeError, Hello, Member, MemberList, Message, Request, shown_name, unexpected,
+};
 use super::mismatch::{Mismatch, Reader, RefusedRanks};
 use super::rank0::Interruption;
 use super::refusal::Refusal;
@@ -19,13 +21,14 @@ use super::reject_log::RejectLog;
 use super::{GRACE, HANDSHAKE_TIMEOUT, JoinContext, Joined, PAIRING_TIMEOUT, POLL_INTERVAL, Reminder};
 use crate::error::named_ranks;
 use crate::heartbeat_timing::HeartbeatTiming;
+use crate::secret::Credentials;
 
 /// Timeout for telling a waiting rank why it waits. Rank 0 serves no other rank meanwhile.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many rejections are kept for the error message.
 const NOTES_LIMIT: usize = 8;
 
-pub(super) type RankAcceptor = Acceptor<(Handshake, Hello)>;
+pub(super) type RankAcceptor = Acceptor<(Handshake, Request)>;
 
 /// A rank that has joined and waits for the start.
 struct PendingRank {
@@ -65,7 +68,7 @@ impl<'a> Membership<'a> {
         Membership { context, pending, unnumbered, refused, reject_log, notes }
     }
 
-    /// Returns when every rank has joined, or when interrupted. Fails at the deadline.
+    /// Returns when every rank has joined, or enough to start with, or when interrupted. Fails at the deadline.
     pub(super) fn wait_for_all(
         &mut self,
         acceptor: &RankAcceptor,
@@ -75,17 +78,19 @@ impl<'a> Membership<'a> {
         loop {
             for event in acceptor.poll(POLL_INTERVAL) {
                 match event {
-                    AcceptEvent::Accepted((handshake, hello)) => self.add(handshake, hello),
+                    AcceptEvent::Accepted((handshake, Request::Hello(hello))) => self.add(handshake, hello),
+                    // A newcomer that expects an earlier group here, or that is early.
+                    AcceptEvent::Accepted((handshake, _)) => drop(handshake.refuse(Refusal::NotYet)),
                     AcceptEvent::Rejected { address, reason } => self.note(address, &reason),
                 }
             }
-            if self.missing().is_empty() {
+            if self.is_enough() {
                 // A rank that left while it waited may join again.
                 self.pending.iter_mut().for_each(|rank| drop(rank.take_if(|rank| rank.handshake.is_closed())));
                 self.unnumbered.retain(|rank| !rank.handshake.is_closed());
             }
             let missing = self.missing();
-            if missing.is_empty() {
+            if self.is_enough() {
                 self.assign_numbers();
                 return Ok(None);
             }
@@ -204,7 +209,13 @@ impl<'a> Membership<'a> {
         free.skip(self.unnumbered.len()).collect()
     }
 
-    /// Assigns the free numbers to the ranks without one.
+    /// Whether the group can start.
+    fn is_enough(&self) -> bool {
+        self.context.world - self.missing().len() >= self.context.start_with()
+    }
+
+    /// Assigns the free numbers to the ranks without one. If ranks are missing, which then join later,
+    /// those behind them move up.
     fn assign_numbers(&mut self) {
         let mut unnumbered = std::mem::take(&mut self.unnumbered).into_iter();
         for entry in self.pending.iter_mut().skip(1).filter(|entry| entry.is_none()) {
@@ -214,6 +225,8 @@ impl<'a> Membership<'a> {
         for rank in unnumbered {
             rank.handshake.refuse(Refusal::AlreadyStarted { seconds_ago: 0, world: self.context.world as u64 });
         }
+        let joined = std::mem::take(&mut self.pending).into_iter().flatten();
+        self.pending = std::iter::once(None).chain(joined.map(Some)).collect();
     }
 
     fn missing_refusal(&mut self, missing: Vec<usize>) -> Refusal {
@@ -326,7 +339,12 @@ impl<'a> Membership<'a> {
         Ok(())
     }
 
-    pub(super) fn into_joined(self, generation: u64, late_join: LateJoin) -> Joined {
+    pub(super) fn into_joined(
+        self,
+        generation: u64,
+        door: (Door, Vec<SocketAddr>),
+        credentials: Credentials,
+    ) -> Joined {
         let (mut names, mut connections) = (vec![self.context.name.clone()], vec![None]);
         let mut timing = self.context.timing;
         for rank in self.pending.into_iter().flatten() {
@@ -334,6 +352,6 @@ impl<'a> Membership<'a> {
             names.push(rank.name);
             connections.push(Some(rank.handshake.into_connection()));
         }
-        Joined { rank: 0, generation, names, timing, connections, late_join: Some(late_join) }
+        Joined { rank: 0, generation, names, timing, connections, door: Some(door), credentials }
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::JoinContext;
 use super::handshake::{Hello, shown_name};
 use crate::error::{shown, shown_line};
-use crate::identity::Difference;
+use crate::identity::{Difference, Identity};
 
 /// How many differences rank 0 keeps in total. They must fit into one message, whatever the
 /// identities contain; with more, the ranks have nothing in common.
@@ -47,10 +47,19 @@ impl Mismatch {
             let (on_zero, on_other) = (Some(context.world.to_string()), Some(hello.world.to_string()));
             differences.insert(0, Difference { key: "world size".to_owned(), on_zero, on_other });
         }
+        Mismatch::new(&context.name, differences, hello)
+    }
+
+    /// Compares a newcomer with rank 0, `name`. It may have been started with any number of ranks.
+    pub(super) fn of(name: &str, identity: &Identity, hello: &Hello) -> Option<Mismatch> {
+        Mismatch::new(name, identity.differences(&hello.identity), hello)
+    }
+
+    fn new(rank0_name: &str, mut differences: Vec<Difference>, hello: &Hello) -> Option<Mismatch> {
         differences.truncate(DIFFERENCES_LIMIT);
         differences.iter_mut().for_each(Difference::shorten);
         (!differences.is_empty()).then(|| Mismatch {
-            rank0_name: context.name.clone(),
+            rank0_name: rank0_name.to_owned(),
             rank: hello.rank,
             name: shown_name(&hello.name),
             differences,

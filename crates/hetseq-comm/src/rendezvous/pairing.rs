@@ -41,7 +41,8 @@ pub(super) fn pair(
 ) -> Result<Vec<Option<Connection>>, CommError> {
     let Pairing { context, rank, member_list, .. } = *pairing;
     let deadline = Instant::now() + PAIRING_TIMEOUT;
-    let mut connections: Vec<Option<Connection>> = (0..context.world).map(|_| None).collect();
+    let world = member_list.members.len();
+    let mut connections: Vec<Option<Connection>> = (0..world).map(|_| None).collect();
     for (lower, connection) in connections.iter_mut().enumerate().take(rank).skip(1) {
         *connection = Some(dial_lower(pairing, lower, rank0, deadline)?);
     }
@@ -51,7 +52,7 @@ pub(super) fn pair(
         let handler = move |handshake| {
             auth::answer(handshake, &LocalParty { rank, generation, credentials: &credentials, encrypt })
         };
-        let acceptor = Acceptor::open(listener, AcceptLimits::while_joining(context.world), handler)?;
+        let acceptor = Acceptor::open(listener, AcceptLimits::while_joining(world), handler)?;
         let higher = accept_higher(pairing, &acceptor, rank0, deadline)?;
         connections.iter_mut().zip(higher).for_each(|(connection, handshake)| {
             *connection = connection.take().or(handshake.map(Handshake::into_connection));
@@ -121,8 +122,9 @@ fn accept_higher(
     deadline: Instant,
 ) -> Result<Vec<Option<Handshake>>, CommError> {
     let Pairing { context, member_list, .. } = *pairing;
-    let higher = pairing.rank + 1..context.world;
-    let mut handshakes: Vec<Option<Handshake>> = (0..context.world).map(|_| None).collect();
+    let world = member_list.members.len();
+    let higher = pairing.rank + 1..world;
+    let mut handshakes: Vec<Option<Handshake>> = (0..world).map(|_| None).collect();
     let mut reject_log = RejectLog::default();
     loop {
         let missing: Vec<usize> = higher.clone().filter(|rank| handshakes[*rank].is_none()).collect();

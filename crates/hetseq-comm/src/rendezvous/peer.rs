@@ -6,7 +6,7 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use super::handshake::{Handshake, HandshakeError, Hello, MemberList, Message, shown_name, unexpected};
+use super::handshake::{Handshake, HandshakeError, Hello, MemberList, Message, Running, shown_name, unexpected};
 use super::pairing::{self, Pairing};
 use super::refusal::Refusal;
 use super::{GRACE, JoinContext, Joined, PAIRING_TIMEOUT};
@@ -25,6 +25,8 @@ pub(super) enum JoinFailure {
     /// Before the member list: nothing depends on this rank yet, and it may retry.
     Early(HandshakeError),
     Final(CommError),
+    /// The group of rank 0 trains already.
+    Running(Running),
 }
 
 impl From<CommError> for JoinFailure {
@@ -56,6 +58,7 @@ pub(super) fn join(
     let member_list = loop {
         match rank0.receive().map_err(JoinFailure::Early)? {
             Message::MemberList(list) => break checked(list, context).map_err(JoinFailure::Early)?,
+            Message::Running(running) => return Err(JoinFailure::Running(running)),
             Message::Waiting(why) => {
                 tracing::warn!("rank 0 rejected a process: {}", shown_line(&why, WAITING_LIMIT_BYTES));
             }
@@ -126,7 +129,7 @@ fn pair_and_start(
     let timing = member_list.timing(context.timing);
     let generation = member_list.generation;
     let names = member_list.members.into_iter().map(|member| member.name).collect();
-    Ok(Joined { rank, generation, names, timing, connections, late_join: None })
+    Ok(Joined { rank, generation, names, timing, connections, door: None, credentials: credentials.clone() })
 }
 
 /// Where others reach our listener: the chosen address, else the one that leads to rank 0.
@@ -145,9 +148,11 @@ fn announced_address(
 
 /// Checks that the list fits the world and this rank, and makes its names safe to show.
 fn checked(mut list: MemberList, context: &JoinContext<'_>) -> Result<MemberList, HandshakeError> {
-    let rank = list.your_rank as usize;
-    let fits = (1..context.world).contains(&rank) && context.rank.is_none_or(|own| own == rank);
-    if list.members.len() != context.world || !fits {
+    let (rank, world) = (list.your_rank as usize, list.members.len());
+    let is_world = (context.start_with()..=context.world).contains(&world);
+    // If ranks are missing, those behind them have moved up.
+    let is_own = |own: usize| own == rank || (world < context.world && rank < own);
+    if !is_world || !(1..world).contains(&rank) || !context.rank.is_none_or(is_own) {
         return Err(HandshakeError::Unexpected { expected: "full member list", got: "member list of another world" });
     }
     for member in &mut list.members {

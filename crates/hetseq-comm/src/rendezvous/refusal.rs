@@ -59,6 +59,8 @@ pub(super) enum Refusal {
         seconds_ago: u64,
         world: u64,
     },
+    /// The ranks still wait for each other.
+    NotYet,
     /// Another process leads, and all ranks join that one.
     Moved,
     /// A rank failed after all had joined.
@@ -92,6 +94,7 @@ impl Refusal {
             | Refusal::Encryption { .. }
             | Refusal::OtherGroup
             | Refusal::AlreadyStarted { .. }
+            | Refusal::NotYet
             | Refusal::Moved
             | Refusal::Protocol { .. } => refused(&self.reason()),
             Refusal::Mismatch(mismatch) => CommError::Mismatch { differences: mismatch.lines() },
@@ -125,6 +128,7 @@ impl Refusal {
             Refusal::Mismatch(_) => "different configuration",
             Refusal::Missing { .. } => "missing ranks",
             Refusal::AlreadyStarted { .. } => "too late",
+            Refusal::NotYet => "too early",
             Refusal::Moved => "moved",
             Refusal::Failed { .. } => "failed rank",
         }
@@ -168,6 +172,7 @@ impl Refusal {
                  start all ranks again",
                 elapsed(*seconds_ago)
             ),
+            Refusal::NotYet => "the run has not started yet".to_owned(),
             Refusal::Moved => "the ranks join another rank 0 now".to_owned(),
             Refusal::Mismatch(_) => "its configuration, data or build differs from rank 0's".to_owned(),
             Refusal::Missing { .. } => "not all ranks joined".to_owned(),

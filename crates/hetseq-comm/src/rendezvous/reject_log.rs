@@ -3,7 +3,7 @@
 //!
 //! A thousand connections must not write a thousand lines, nor hide the one rank with a wrong
 //! secret. Time is an argument; the lines are returned, not written. Used by `membership.rs`,
-//! `pairing.rs` and `late_join.rs`.
+//! `pairing.rs` and `door.rs`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

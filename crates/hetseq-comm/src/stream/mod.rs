@@ -20,6 +20,7 @@ use crate::heartbeat_timing::HeartbeatTiming;
 use crate::lock::locked;
 use crate::mesh::Mesh;
 use crate::options::Options;
+use crate::rendezvous;
 use crate::signal::{Signal, Waker, sleep};
 use crate::transport::{LinkEnd, Received, Transport};
 
@@ -37,6 +38,10 @@ struct StreamTransport {
     signal: Arc<Signal>,
     /// `None` without links, and after the end was sent.
     heartbeat: Option<Heartbeat>,
+    /// Of all ranks combined.
+    timing: HeartbeatTiming,
+    options: Options,
+    pool: Arc<Pool>,
 }
 
 /// Creates the mesh of a rank over its connections, indexed by peer. `timing` is that of all ranks
@@ -54,7 +59,9 @@ pub(crate) fn mesh(
         connection.map(|connection| StreamLink::new(connection, generation, &pool, silence)).transpose()
     };
     let links = connections.into_iter().map(link).collect::<Result<Vec<Option<SharedLink>>, _>>()?;
-    let mut transport = StreamTransport { links, signal: Signal::new()?, heartbeat: None };
+    let (signal, heartbeat) = (Signal::new()?, None);
+    let mut transport =
+        StreamTransport { links, signal, heartbeat, timing, options: options.clone(), pool: pool.clone() };
     if transport.links().next().is_some() {
         transport.heartbeat = Some(Heartbeat::start(transport.links(), timing.interval())?);
     }
@@ -160,6 +167,23 @@ impl Transport for StreamTransport {
         let excluded = || LinkEnd::Closed("the others continue without it".to_owned());
         links.iter().flatten().for_each(|link| locked(link).cut(excluded()));
         self.links().for_each(|link| locked(link).install(generation));
+    }
+
+    fn add(&mut self, connection: Connection, timing: HeartbeatTiming, generation: u64) -> Result<(), CommError> {
+        self.timing = self.timing.combine(timing);
+        rendezvous::prepare(&connection, self.timing, &self.options);
+        let silence = self.timing.give_up_after(self.options.silence);
+        let link = StreamLink::new(connection, generation, &self.pool, silence)?;
+        // As `regroup` has set it for the others.
+        locked(&link).attend(true);
+        self.links.push(Some(link));
+        self.pool.raise_max_spare(8 * self.links.len());
+        self.heartbeat = Some(Heartbeat::start(self.links(), self.timing.interval())?);
+        Ok(())
+    }
+
+    fn timing(&self) -> HeartbeatTiming {
+        self.timing
     }
 
     fn waker(&self) -> Waker {

@@ -100,8 +100,8 @@ fn an_invalid_frame_is_named() {
     bytes[32..36].copy_from_slice(&whole.to_le_bytes());
     assert!(barrier_after(&bytes).contains("the limit is 67108864"));
     let mut bytes = bytes_of(&frame, GENERATION);
-    bytes[4] = 9;
-    assert!(barrier_after(&bytes).contains("protocol version 9"));
+    bytes[4] = 99;
+    assert!(barrier_after(&bytes).contains("protocol version 99"));
     let handshake = Frame::control(FrameKind::Handshake, Vec::new());
     assert!(barrier_after(&bytes_of(&handshake, GENERATION)).contains("handshake frame"));
     // A barrier carries no data; a peer that fills it must not make us collect it.

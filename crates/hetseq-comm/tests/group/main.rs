@@ -11,6 +11,7 @@ mod failure;
 mod late;
 mod link_speeds;
 mod network;
+mod newcomers;
 mod outage;
 mod partition;
 mod ranks;

@@ -118,7 +118,7 @@ pub enum Event {
         paused_seconds: f64,
     },
     /// Totals per device and rank since the start of this process group, or since it regrouped.
-    /// Emitted at the end, and before `Lost`, `Left` and `Regrouped`. Ranks are numbered as in the current
+    /// Emitted at the end, and before `Lost`, `Left`, `Regrouped` and `Joined`. Ranks are numbered as in the current
     /// group: those that are left keep their order and are numbered from zero again.
     Workers {
         update: u64,
@@ -166,6 +166,31 @@ pub enum Event {
         /// older versions.
         #[serde(default)]
         interrupted_s: f64,
+    },
+    /// A newcomer has got the state of the run.
+    CaughtUp {
+        /// Updates done before.
+        update: u64,
+        rank: usize,
+        host: String,
+        bytes: u64,
+        seconds: f64,
+    },
+    /// A process has joined the run: it is a rank from now on.
+    Joined {
+        /// Updates done before.
+        update: u64,
+        /// Its number: the lowest that no current rank has, as at the start of this process group.
+        rank: usize,
+        host: String,
+        /// All ranks and devices, with it.
+        world: usize,
+        devices: usize,
+        /// How long the others waited.
+        seconds: f64,
+        /// Of all ranks.
+        #[serde(default)]
+        shares: Vec<ShareChange>,
     },
     /// The parameters of a rank differed from those of the majority. It has taken their state.
     Healed {

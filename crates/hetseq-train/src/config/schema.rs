@@ -1,6 +1,7 @@
 //! The typed form of `run.toml`: sections, keys, defaults. `file.rs` reads it, `validate.rs` checks
 //! values.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -243,6 +244,8 @@ pub struct Elastic {
     pub enabled: bool,
     /// Stop if fewer ranks than this are left.
     pub min_workers: usize,
+    /// Start with this many ranks; the others join later. By default with all.
+    pub start_with: Option<NonZeroUsize>,
     /// When this machine leaves by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leave_when: Option<LeaveWhen>,
@@ -272,7 +275,7 @@ impl Default for LeaveWhen {
 
 impl Default for Elastic {
     fn default() -> Self {
-        Elastic { enabled: true, min_workers: 1, leave_when: None }
+        Elastic { enabled: true, min_workers: 1, start_with: None, leave_when: None }
     }
 }
 

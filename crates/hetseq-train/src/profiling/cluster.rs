@@ -25,7 +25,10 @@ pub(crate) struct ClusterProfile {
 }
 
 /// What a rank sends: its configured shard weight, the cache key of its measurements, its devices.
-type RankReport = (Option<f64>, Option<ProbeKey>, Vec<DeviceProfile>);
+pub(crate) type RankDevices = (Option<f64>, Option<ProbeKey>, Vec<DeviceProfile>);
+
+/// What a newcomer learns about the ranks: profile, cache keys, numbers at the start.
+pub(crate) type SharedCluster = (Profile, Vec<Option<ProbeKey>>, Vec<usize>);
 
 impl ClusterProfile {
     /// A cluster without ranks, of a profile without ranks.
@@ -40,17 +43,66 @@ impl ClusterProfile {
         self.profile.ranks = kept.iter().map(|&at| self.profile.ranks[at].clone()).collect();
         self.keys = kept.iter().map(|&at| self.keys[at].clone()).collect();
         self.original_ranks = kept.iter().map(|&at| self.original_ranks[at]).collect();
-        let renumbered = |(at, name): &(usize, String)| Some((kept.iter().position(|old| old == at)?, name.clone()));
-        self.members = self.members.iter().filter_map(renumbered).collect();
-        let of_rank = |wanted: usize| self.members.iter().filter(|(at, _)| *at < wanted).count();
-        self.local = of_rank(rank)..of_rank(rank + 1);
+        self.number_members(rank);
+    }
+
+    /// Adds a newcomer as the last rank. Its number is the lowest that is free, so a worker that
+    /// returns has its number again if no other has taken it. Its link counts as the slowest. `rank`
+    /// is this rank.
+    pub(crate) fn add(&mut self, host: String, report: RankDevices, rank: usize) {
+        let (shard_weight, key, mut devices) = report;
+        // Without a measurement it would seem to be far slower than the others, get nothing to compute,
+        // and never be measured. As fast as the first of them is a start that is corrected soon.
+        let known = self.profile.ranks.iter().flat_map(|rank| &rank.devices).next();
+        for (device, known) in devices.iter_mut().zip(known.into_iter().cycle()) {
+            if !device.table.is_measured() {
+                (device.table, device.after_s) = (known.table.clone(), known.after_s);
+            }
+        }
+        let number = (0..).find(|number| !self.original_ranks.contains(number)).unwrap_or_default();
+        let slowest = |slowest: LinkProfile, link: LinkProfile| LinkProfile {
+            bytes_per_s: slowest.bytes_per_s.min(link.bytes_per_s),
+            latency_s: slowest.latency_s.max(link.latency_s),
+        };
+        let link = self.profile.ranks.iter().map(|rank| rank.link).reduce(slowest).unwrap_or_default();
+        self.profile.ranks.push(RankProfile { host, devices, host_s: 0.0, link, shard_weight });
+        self.keys.push(key);
+        self.original_ranks.push(number);
+        self.number_members(rank);
+    }
+
+    /// What this rank reports about itself.
+    pub(crate) fn report(&self, rank: usize) -> RankDevices {
+        let profile = self.profile.ranks.get(rank);
+        let devices = profile.map_or_else(Vec::new, |profile| profile.devices.clone());
+        (profile.and_then(|profile| profile.shard_weight), self.keys.get(rank).cloned().flatten(), devices)
+    }
+
+    /// Numbers the devices of all ranks. `rank` is this rank.
+    fn number_members(&mut self, rank: usize) {
+        let of_rank = |(rank, profile): (usize, &RankProfile)| -> Vec<(usize, String)> {
+            profile.devices.iter().map(|device| (rank, device.name.clone())).collect()
+        };
+        self.members = self.profile.ranks.iter().enumerate().flat_map(of_rank).collect();
+        let below = |wanted: usize| self.members.iter().filter(|(at, _)| *at < wanted).count();
+        self.local = below(rank)..below(rank + 1);
+    }
+
+    /// The same cluster as on rank 0, which has sent it.
+    pub(crate) fn follow(&mut self, (profile, keys, original_ranks): SharedCluster, rank: usize) {
+        (self.profile, self.keys, self.original_ranks) = (profile, keys, original_ranks);
+        self.number_members(rank);
+    }
+
+    pub(crate) fn shared(&self) -> SharedCluster {
+        (self.profile.clone(), self.keys.clone(), self.original_ranks.clone())
     }
 
     /// Exchanges the devices of all ranks. `links` and `template`, the profile without ranks, are
     /// equal on all ranks.
     pub(crate) fn exchange(
         group: &mut Group,
-        local: RankReport,
+        local: RankDevices,
         links: Vec<LinkProfile>,
         template: Profile,
     ) -> Result<Self, TrainError> {
@@ -59,7 +111,7 @@ impl ClusterProfile {
         let json = serde_json::to_vec(&local).map_err(|error| TrainError::Encode { reason: error.to_string() })?;
         let (mut ranks, mut members, mut keys, mut local_devices) = (Vec::new(), Vec::new(), Vec::new(), 0..0);
         for (rank, json) in group.all_gather_bytes(&json)?.iter().enumerate() {
-            let (shard_weight, key, devices): RankReport =
+            let (shard_weight, key, devices): RankDevices =
                 serde_json::from_slice(json).map_err(|error| TrainError::Decode { rank, reason: error.to_string() })?;
             keys.push(key);
             let first = members.len();
@@ -140,4 +192,39 @@ impl ClusterProfile {
 fn parts(samples: Vec<u64>) -> Vec<f64> {
     let all = samples.iter().sum::<u64>().max(1) as f64;
     samples.into_iter().map(|samples| samples as f64 / all).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(name: &str) -> RankDevices {
+        let table = hetseq_balance::CostTable::proportional(1.0);
+        let name = name.to_owned();
+        let device = DeviceProfile { name, table, after_s: 0.0, weight: 1.0, max_tokens: None, max_samples: None };
+        (None, None, vec![device])
+    }
+
+    #[test]
+    fn a_newcomer_is_the_last_rank_and_takes_a_free_number() {
+        let template = Profile { task: String::new(), parameters: 1, exchange_bytes: 4, ranks: Vec::new() };
+        let mut cluster = ClusterProfile::empty(template);
+        for host in ["a", "b", "c"] {
+            cluster.add(host.to_owned(), report(host), 0);
+        }
+        assert_eq!((&cluster.original_ranks[..], cluster.local.clone()), (&[0, 1, 2][..], 0..1));
+        cluster.keep(&[0, 2], 1);
+        assert_eq!((&cluster.original_ranks[..], cluster.local.clone()), (&[0, 2][..], 1..2));
+        cluster.add("d".to_owned(), report("d"), 1);
+        assert_eq!(cluster.original_ranks, [0, 2, 1]);
+        assert_eq!(cluster.name(2), "d of rank 2 (d)");
+        assert_eq!(cluster.report(2), report("d"));
+        // It was not measured: it counts as fast as the first.
+        cluster.profile.ranks[0].devices[0].table = hetseq_balance::CostTable::proportional(0.5);
+        cluster.add("e".to_owned(), report("e"), 1);
+        assert_eq!(cluster.report(3).2[0].table, cluster.report(0).2[0].table);
+        let mut other = ClusterProfile::empty(cluster.profile.clone());
+        other.follow(cluster.shared(), 2);
+        assert_eq!((&other.members, other.local), (&cluster.members, 2..3));
+    }
 }

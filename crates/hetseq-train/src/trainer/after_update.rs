@@ -66,6 +66,7 @@ impl Trainer {
     /// Saves and ends the run on all ranks.
     fn stop(&mut self, request: StopRequest) -> Result<Pause, TrainError> {
         self.announce_stop(request);
+        self.session.group.close_door();
         self.save()?;
         self.leave_boundary();
         self.finish_saves()?;

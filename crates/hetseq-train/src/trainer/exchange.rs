@@ -127,6 +127,7 @@ impl Trainer {
             lost: Vec::new(),
             skipped: Vec::new(),
             computed: self.audited_samples(),
+            newcomer: self.session.group.candidate(),
         }
     }
 

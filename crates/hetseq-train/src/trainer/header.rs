@@ -5,6 +5,7 @@
 //!
 //! Pure: the types and [`merge_headers`]. `exchange.rs` sends and receives.
 
+use hetseq_comm::Candidate;
 use serde::{Deserialize, Serialize};
 
 use crate::task::skipped_samples::SkippedSample;
@@ -51,6 +52,8 @@ pub(crate) struct UpdateHeader {
     pub(crate) skipped: Vec<SkippedSample>,
     /// With `debug.audit`: the samples that this rank has computed in the update before.
     pub(crate) computed: Vec<u32>,
+    /// A process that can join before this update. Rank 0's is used.
+    pub(crate) newcomer: Option<Candidate>,
 }
 
 /// A device's times, as integers so that every rank computes the same split from them.
@@ -105,6 +108,7 @@ pub(crate) struct MergedHeader {
     pub(crate) skipped: Vec<SkippedSample>,
     /// Per rank.
     pub(crate) computed: Vec<Vec<u32>>,
+    pub(crate) newcomer: Option<Candidate>,
 }
 
 /// Headers that contradict each other.
@@ -167,6 +171,7 @@ pub(crate) fn merge_headers(headers: &[UpdateHeader], expected: u64) -> Result<M
         lost,
         skipped: headers.iter().flat_map(|header| header.skipped.iter().cloned()).collect(),
         computed: headers.iter().map(|header| header.computed.clone()).collect(),
+        newcomer: first.newcomer,
     })
 }
 
@@ -229,6 +234,7 @@ mod tests {
             lost: Vec::new(),
             skipped: vec![SkippedSample { sample: samples as u32, reason: "torn".to_owned() }],
             computed: Vec::new(),
+            newcomer: None,
         }
     }
 

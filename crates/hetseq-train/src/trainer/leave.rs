@@ -6,6 +6,8 @@
 //! the ranks that leave, which still vote (`hetseq_comm::Group::leave`), and plan the next update
 //! for the devices that are left. [`decide`] is pure, and all ranks decide the same.
 
+use std::collections::BTreeSet;
+
 use hetseq_metrics::{Event, ShareChange};
 
 use crate::error::TrainError;
@@ -102,13 +104,22 @@ impl Trainer {
         self.session.cluster.original_ranks.iter().copied().zip(shares).collect()
     }
 
+    /// How the shares of all ranks have changed since `before`.
+    pub(super) fn share_changes(&self, before: &[(usize, f64)]) -> Vec<ShareChange> {
+        let now = self.planned_shares();
+        let share = |shares: &[(usize, f64)], number| {
+            shares.iter().find(|(rank, _)| *rank == number).map_or(0.0, |(_, share)| *share)
+        };
+        let ranks: BTreeSet<usize> = before.iter().chain(&now).map(|(rank, _)| *rank).collect();
+        ranks
+            .into_iter()
+            .map(|rank| ShareChange { rank, before: share(before, rank), after: share(&now, rank) })
+            .collect()
+    }
+
     /// The event of a rank that has left. `before` are the shares of the ranks then.
     pub(super) fn emit_left(&mut self, (rank, host, cause): (usize, String, StopCause), before: &[(usize, f64)]) {
-        let now = self.planned_shares();
-        let after = |number: usize| now.iter().find(|(rank, _)| *rank == number).map_or(0.0, |(_, share)| *share);
-        let change = |&(rank, before): &(usize, f64)| ShareChange { rank, before, after: after(rank) };
-        let (update, reason) = (self.learner.updates(), cause.to_string());
-        let shares = before.iter().map(change).collect();
+        let (update, reason, shares) = (self.learner.updates(), cause.to_string(), self.share_changes(before));
         self.observer.events.emit(&Event::Left { update, rank, host, reason, shares });
     }
 }

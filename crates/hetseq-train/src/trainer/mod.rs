@@ -26,6 +26,7 @@ pub(crate) mod loss_scale;
 mod loss_watch;
 pub(crate) mod losses;
 pub(crate) mod messages;
+mod newcomer;
 mod newer_checkpoint;
 mod observer;
 mod pipeline;
@@ -41,7 +42,7 @@ mod valid_rounds;
 
 use std::time::Instant;
 
-use hetseq_comm::CommError;
+use hetseq_comm::{Candidate, CommError};
 use hetseq_metrics::Event;
 use hetseq_optim::global_norm;
 use hetseq_random::Key;
@@ -66,6 +67,7 @@ use in_progress::InProgress;
 use learner::{Learner, WroteNotFinite};
 use loss_watch::LossWatch;
 use losses::{mean_losses, named, scales, weighted};
+use newcomer::Newcomer;
 use observer::Observer;
 use pipeline::{Pipeline, RequestedUpdate};
 use session::Session;
@@ -100,6 +102,10 @@ pub(crate) struct Trainer {
     /// On rank 0.
     stop_file_watch: Option<StopFileWatch>,
     _busy_watch: Option<BusyWatch>,
+    /// This rank has joined the run while it trained, and has not done an update yet.
+    newcomer: Option<Newcomer>,
+    /// The number of the newcomer that was reported last, and the update before it.
+    last_joined: Option<(Option<usize>, u64)>,
 }
 
 /// Why updates pause.
@@ -107,6 +113,8 @@ enum Pause {
     Ended(RunOutcome),
     /// Ranks leave: see `leave.rs`.
     Leave,
+    /// A newcomer waits: see `newcomer.rs`.
+    Admit(Candidate),
 }
 
 /// How a run ended.
@@ -153,15 +161,14 @@ impl Trainer {
     }
 
     /// Trains until the planned end, an early stop, a request to stop or an error. Continues without
-    /// ranks that are lost or leave, and with ranks whose parameters were wrong.
+    /// ranks that are lost or leave, with ranks that join, and with ranks whose parameters were wrong.
     fn run(&mut self) -> Result<RunOutcome, TrainError> {
-        self.start()?;
-        self.resume_boundary();
-        let mut result = self.run_updates();
+        let mut result = self.start().and_then(|()| self.run_updates());
         loop {
             let continued = match result {
                 Ok(Pause::Ended(outcome)) => return Ok(outcome),
                 Ok(Pause::Leave) => self.regroup(None),
+                Ok(Pause::Admit(candidate)) => self.admit(candidate).map(|()| None),
                 Err(error) if self.can_recover(&error) => self.regroup(Some(error)),
                 Err(error) if self.can_heal(&error) => self.heal(error).map(|()| None),
                 Err(error) => return Err(error),
@@ -174,7 +181,7 @@ impl Trainer {
         }
     }
 
-    /// Trains with the ranks that are there, until the end, or until one is lost or leaves.
+    /// Trains with the ranks that are there, until the end, or until one is lost, leaves or joins.
     fn run_updates(&mut self) -> Result<Pause, TrainError> {
         if self.boundary.is_some() {
             if let Some(pause) = self.after_update()? {
@@ -198,6 +205,8 @@ impl Trainer {
             self.compute(loaded, &header);
             let mut gradient;
             (gradient, next) = self.reduce(&update, &header)?;
+            // All have contributed: it is a rank like any other.
+            self.newcomer = None;
             let plan = self.learn_times(&next.merged);
             self.request_next()?;
             self.step(&mut gradient, &header, next.merged.overflow)?;
@@ -208,15 +217,23 @@ impl Trainer {
             if let Some(pause) = self.after_update()? {
                 return Ok(pause);
             }
+            if let Some(candidate) = next.merged.newcomer.filter(|_| next.work.is_some()) {
+                return Ok(Pause::Admit(candidate));
+            }
             self.observer.start_update();
         }
+        self.session.group.close_door();
         self.finish_saves()?;
         self.final_sync()?;
         Ok(Pause::Ended(RunOutcome::Finished))
     }
 
-    /// Loads the parameters into the devices, and starts to load samples.
+    /// Loads the parameters into the devices, and starts to load samples. A newcomer gets all that
+    /// from the others.
     fn start(&mut self) -> Result<(), TrainError> {
+        if self.newcomer.is_some() {
+            return self.continue_in_new_group().map(drop);
+        }
         let is_at_end = self.pipeline.sampler.at(&self.learner.state.cursor).is_none();
         // With zero updates, `early_checks.rs` has said so.
         if is_at_end && self.learner.updates() > 0 && self.learner.state.unfinished_validation.is_none() {
@@ -228,6 +245,7 @@ impl Trainer {
             self.request_next()?;
         }
         self.observer.start_update();
+        self.resume_boundary();
         Ok(())
     }
 

@@ -144,6 +144,15 @@ impl Pipeline {
         self.requested.front().map_or(&[], |requested| &requested.work)
     }
 
+    /// The number of updates that were done before the group started: it is counted from there.
+    pub(super) fn start_update(&self) -> u64 {
+        self.start_update
+    }
+
+    pub(super) fn set_start_update(&mut self, updates: u64) {
+        self.start_update = updates;
+    }
+
     /// Continues at `cursor` with another group of ranks. What was requested is dropped.
     pub(super) fn restart(&mut self, planner: Planner, loader: Loader, cursor: &Cursor) {
         (self.planner, self.loader, self.next) = (planner, loader, cursor.clone());

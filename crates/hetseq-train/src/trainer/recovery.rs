@@ -11,8 +11,8 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use hetseq_balance::{Planner, Profile};
-use hetseq_comm::{LostRank, RegroupRules};
+use hetseq_balance::Planner;
+use hetseq_comm::{LostRank, RegroupRules, Regrouped};
 use hetseq_metrics::Event;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,7 @@ use crate::checkpoint::Restored;
 use crate::config::RunConfig;
 use crate::data::update_sampler::PlannedUpdate;
 use crate::error::TrainError;
+use crate::profiling::cluster::{RankDevices, SharedCluster};
 use crate::run::run_dir;
 use crate::run_dir::audit::AuditLine;
 use crate::run_dir::events::at_update;
@@ -30,6 +31,7 @@ use crate::trainer::stop::StopRequest;
 use super::boundary::Boundary;
 use super::in_progress::{InProgress, missing_samples};
 use super::learner::Learner;
+use super::newcomer::CaughtUp;
 use super::setup::{broadcast_state, workers};
 use super::{RunOutcome, Trainer, messages};
 
@@ -51,6 +53,33 @@ struct RankState {
     held: Option<Vec<u32>>,
     /// Its parameters differ from those of the majority.
     is_odd: bool,
+    /// Of a rank that has no state yet: its devices, as JSON.
+    newcomer: Option<String>,
+}
+
+impl RankState {
+    fn has_state(&self) -> bool {
+        self.newcomer.is_none()
+    }
+}
+
+/// What rank 0 tells the others besides the state of the run.
+#[derive(Serialize, Deserialize)]
+struct SharedPlan {
+    cluster: SharedCluster,
+    start_update: u64,
+    bad_updates: u64,
+}
+
+/// What is known about a change of the group before it.
+pub(super) struct Regrouping {
+    pub(super) started: Instant,
+    /// From the end of the last update until the loss was noticed.
+    pub(super) interrupted_s: f64,
+    /// The part of an update that each rank computed, by its number at the start.
+    pub(super) shares: Vec<(usize, f64)>,
+    /// Ranks that were asked to leave, with their hosts.
+    pub(super) leaving: Vec<(StopRequest, String)>,
 }
 
 /// What the ranks that are left have agreed on.
@@ -60,12 +89,14 @@ struct Agreement {
     /// The update in progress, and the positions of the samples of it that are computed again. None
     /// if it starts from the beginning.
     missing: Option<(PlannedUpdate, Vec<usize>)>,
+    /// A newcomer that has got the state.
+    caught_up: Option<CaughtUp>,
 }
 
 /// Sets how the ranks of a new group decide who continues: by the run directory if all ranks share
 /// it, else by majority. A collective.
 pub(super) fn set_regroup_rules(session: &mut Session, config: &RunConfig) -> Result<(), TrainError> {
-    if !config.elastic.enabled || session.group.world() == 1 {
+    if !config.elastic.enabled {
         return Ok(());
     }
     let directory = shared_directory(session, config)?;
@@ -112,41 +143,56 @@ impl Trainer {
             return self.leave_group().map(Some);
         }
         let host = |request: StopRequest| (request, self.session.group.host(request.rank).to_owned());
-        let leaving: Vec<(StopRequest, String)> = std::mem::take(&mut self.leaving).into_iter().map(host).collect();
-        let before = self.planned_shares();
-        self.session.cluster.profile = self.pipeline.planner.profile();
+        let leaving = std::mem::take(&mut self.leaving).into_iter().map(host).collect();
+        let shares = self.planned_shares();
+        if self.newcomer.is_none() {
+            self.session.cluster.profile = self.pipeline.planner.profile();
+        }
+        let regrouped = self.session.regroup()?;
+        self.settle(regrouped, Regrouping { started, interrupted_s, shares, leaving })?;
+        Ok(None)
+    }
+
+    /// Continues in the new generation, or, if ranks are lost meanwhile, in the one after it.
+    pub(super) fn settle(&mut self, mut regrouped: Regrouped, regrouping: Regrouping) -> Result<(), TrainError> {
         let mut lost = Vec::new();
         loop {
-            let mut regrouped = self.session.regroup()?;
             lost.append(&mut regrouped.lost);
-            if self.session.cluster.members.is_empty() {
+            if self.session.cluster.members.is_empty() && self.newcomer.is_none() {
                 let reason =
                     "all ranks with devices are lost, and those that are left have none (run.devices = \"none\")";
                 return Err(self.save_cut_off(reason.to_owned(), false));
             }
             self.stop.set_may_leave(self.session.group.world() > 1);
-            match self.continue_in_new_group() {
-                Ok(()) => {
+            let error = match self.continue_in_new_group() {
+                Ok(caught_up) => {
                     if lost.iter().any(|lost| lost.has_failed) {
                         self.repeats_failed = Some(self.learner.updates() + 1);
                     }
-                    self.emit_regrouped(lost, (leaving, before), regrouped.regroups, (started, interrupted_s));
-                    return Ok(None);
+                    self.emit_changes(lost, regrouped.regroups, caught_up.as_ref(), regrouping);
+                    return Ok(());
                 }
-                Err(error) if self.can_recover(&error) => tracing::debug!("{error}"),
-                Err(error) => return Err(error),
+                Err(error) => error,
+            };
+            if !self.can_recover(&error) {
+                return Err(error);
             }
+            tracing::debug!("{error}");
+            regrouped = self.session.regroup()?;
         }
     }
 
-    /// Brings all ranks to one state and continues from it. A collective.
-    pub(super) fn continue_in_new_group(&mut self) -> Result<(), TrainError> {
+    /// Brings all ranks to one state and continues from it. Returns the newcomer that has got it. A
+    /// collective.
+    pub(super) fn continue_in_new_group(&mut self) -> Result<Option<CaughtUp>, TrainError> {
         self.session.group.at("regrouping");
-        let agreement = self.agree_on_state()?;
+        let mut agreement = self.agree_on_state()?;
         if self.session.group.rank() == 0 && !self.observer.events.is_enabled() {
             self.take_over_lead()?;
         }
-        self.restart_pipeline(agreement)
+        let caught_up = agreement.caught_up.take();
+        self.restart_pipeline(agreement)?;
+        Ok(caught_up)
     }
 
     /// Keeps what this rank has computed of the update in progress: waits for its devices, unless it
@@ -173,29 +219,74 @@ impl Trainer {
             failed_devices: self.session.devices.failed(),
             held: self.in_progress.as_ref().map(|in_progress| in_progress.samples.clone()),
             is_odd: self.replica_health.is_odd,
+            newcomer: self.newcomer.as_ref().map(|newcomer| encode_report(&newcomer.report)).transpose()?,
         };
-        let ranks = messages::all_gather(&mut self.session.group, &state)?;
-        let newest = ranks.iter().filter(|rank| !rank.is_odd).map(|rank| rank.progress).max();
+        let ranks: Vec<RankState> = messages::all_gather(&mut self.session.group, &state)?;
+        if !ranks.iter().any(RankState::has_state) {
+            let reason = "all ranks that have the state of the run are lost, and this one has just joined it";
+            return Err(self.save_cut_off(reason.to_owned(), true));
+        }
+        let newest = ranks.iter().filter(|rank| rank.has_state() && !rank.is_odd).map(|rank| rank.progress).max();
         let newest = newest.ok_or_else(|| {
             let detail = "those of all ranks that are left are known to be wrong".to_owned();
             self.disagreement("the parameters", detail)
         })?;
         let oldest = ranks.iter().map(|rank| rank.progress).min().unwrap_or(newest).updates;
-        let is_newest = |rank: &RankState| rank.progress == newest && !rank.is_odd;
+        let is_newest = |rank: &RankState| rank.progress == newest && !rank.is_odd && rank.has_state();
+        let copying = Instant::now();
         if let Some(root) = ranks.iter().position(is_newest)
             && !ranks.iter().all(is_newest)
         {
             self.copy_state(root, oldest, !is_newest(&state))?;
         }
         let missing = self.agree_on_missing(&ranks, &newest)?;
-        let profile = messages::encode_json(&self.session.cluster.profile)?;
-        let profile = self.session.group.broadcast_bytes(0, profile)?;
-        self.session.cluster.profile = messages::decode_json::<Profile>(0, &profile)?;
+        let seconds = copying.elapsed().as_secs_f64();
+        let newcomer = ranks.iter().position(|rank| !rank.has_state());
+        let bytes =
+            4 * (self.session.layout.len() + self.learner.slots().iter().map(|(_, slot)| slot.len()).sum::<usize>());
+        self.agree_on_cluster(&ranks)?;
         let first = |rank: usize| self.session.cluster.members.iter().take_while(|(other, _)| *other < rank).count();
         let failed = |(rank, state): (usize, &RankState)| -> Vec<usize> {
             state.failed_devices.iter().map(|device| first(rank) + device).collect()
         };
-        Ok(Agreement { retired: ranks.iter().enumerate().flat_map(failed).collect(), missing })
+        let retired = ranks.iter().enumerate().flat_map(failed).collect();
+        if newcomer.is_some() {
+            // All compare with the next header, also the newcomer, which has none of the last update.
+            self.learner.new_checksum = Some(self.learner.checksum());
+        }
+        let caught_up = newcomer.map(|rank| CaughtUp { rank, bytes: bytes as u64, seconds });
+        Ok(Agreement { retired, missing, caught_up })
+    }
+
+    /// All ranks take the measurements of rank 0, and add the devices of newcomers. A collective.
+    fn agree_on_cluster(&mut self, ranks: &[RankState]) -> Result<(), TrainError> {
+        let plan = SharedPlan {
+            cluster: self.session.cluster.shared(),
+            start_update: self.pipeline.start_update(),
+            bad_updates: self.bad_updates,
+        };
+        let plan = self.session.group.broadcast_bytes(0, messages::encode_json(&plan)?)?;
+        let SharedPlan { cluster, start_update, bad_updates } = messages::decode_json(0, &plan)?;
+        self.pipeline.set_start_update(start_update);
+        self.bad_updates = bad_updates;
+        let own = self.session.group.rank();
+        self.session.cluster.follow(cluster, own);
+        for (rank, state) in ranks.iter().enumerate() {
+            // A newcomer that was lost before its first update, and is one again, is known already.
+            if let Some(report) = state.newcomer.as_ref().filter(|_| rank >= self.session.cluster.original_ranks.len())
+            {
+                let host = self.session.group.host(rank).to_owned();
+                self.session.cluster.add(host, messages::decode_json(rank, report.as_bytes())?, own);
+            }
+        }
+        if self.session.cluster.original_ranks.len() != ranks.len() {
+            let detail = format!("rank 0 knows {} of {}", self.session.cluster.original_ranks.len(), ranks.len());
+            return Err(self.disagreement("the ranks", detail));
+        }
+        if self.newcomer.is_some() {
+            self.session.emulate_faults(&self.config, self.session.cluster.original_ranks[own]);
+        }
+        Ok(())
     }
 
     /// Which samples of the update in progress no rank has computed. A collective.
@@ -204,7 +295,7 @@ impl Trainer {
         ranks: &[RankState],
         newest: &Progress,
     ) -> Result<Option<(PlannedUpdate, Vec<usize>)>, TrainError> {
-        let holds = |rank: &RankState| rank.progress == *newest && rank.held.is_some();
+        let holds = |rank: &RankState| rank.progress == *newest && rank.held.is_some() && rank.has_state();
         let Some(holder) = ranks.iter().position(holds) else {
             self.in_progress = None;
             return Ok(None);
@@ -295,7 +386,8 @@ impl Trainer {
                 Err(error) => format!("The state after {} could not be saved: {error}", at_update(updates)),
             },
         };
-        TrainError::CutOff { reason, saved }
+        let rejoin = if others_continue { self.session.group.addresses() } else { Vec::new() };
+        TrainError::CutOff { reason, saved, rejoin }
     }
 
     /// Plans and loads again from the current position, for the devices that are left.
@@ -318,18 +410,18 @@ impl Trainer {
         Ok(())
     }
 
-    /// `leaving` are ranks that were asked to leave, with their hosts, and the shares of the ranks
-    /// before.
-    fn emit_regrouped(
+    fn emit_changes(
         &mut self,
         mut lost: Vec<LostRank>,
-        (leaving, shares): (Vec<(StopRequest, String)>, Vec<(usize, f64)>),
         regroups: u64,
-        (started, interrupted_s): (Instant, f64),
+        caught_up: Option<&CaughtUp>,
+        regrouping: Regrouping,
     ) {
         let update = self.learner.updates();
         self.observer.emit_workers(update);
         self.observer.replace_workers(workers(&self.session));
+        let Regrouping { started, interrupted_s, shares, leaving } = regrouping;
+        let is_change = caught_up.is_none() || !lost.is_empty();
         for (StopRequest { rank, cause }, host) in leaving {
             let rank = shares.get(rank).map_or(rank, |(number, _)| *number);
             if let Some(at) = lost.iter().position(|lost| lost.rank == rank) {
@@ -341,13 +433,26 @@ impl Trainer {
             tracing::debug!("lost rank {rank} ({host}): {reason}");
             self.observer.events.emit(&Event::Lost { update, rank, host, reason });
         }
-        self.observer.events.emit(&Event::Regrouped {
-            update,
-            regroups,
-            world: self.session.group.world(),
-            devices: self.session.cluster.members.len(),
-            seconds: started.elapsed().as_secs_f64(),
-            interrupted_s,
-        });
+        if is_change {
+            self.observer.events.emit(&Event::Regrouped {
+                update,
+                regroups,
+                world: self.session.group.world() - usize::from(caught_up.is_some()),
+                devices: self.session.cluster.members.len(),
+                seconds: started.elapsed().as_secs_f64(),
+                interrupted_s,
+            });
+        }
+        // It is a newcomer until its first update is done, in which more ranks may be lost.
+        if let Some(caught_up) = caught_up {
+            let joined = (self.session.cluster.original_ranks.get(caught_up.rank).copied(), update);
+            if self.last_joined.replace(joined) != Some(joined) {
+                self.emit_joined(caught_up, started, &shares);
+            }
+        }
     }
+}
+
+fn encode_report(report: &RankDevices) -> Result<String, TrainError> {
+    serde_json::to_string(report).map_err(|error| TrainError::Encode { reason: error.to_string() })
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, SplitMode};
-use hetseq_comm::{Group, Options, Regrouped, Secret, Waker};
+use hetseq_comm::{
+    Candidate, Group, Joining, Newcomers, Options, RegroupRules, Regrouped, RunningGroup, Secret, Waker,
+};
 use hetseq_metrics::terminal;
 use hetseq_optim::{Layout, Optimizer};
 use rayon::ThreadPool;
@@ -25,6 +27,12 @@ use crate::run::{RunOptions, run_dir};
 use crate::task::OpenedTask;
 use crate::trainer::stop::StopFlag;
 
+/// How long a process looks for the run of which it has just been a rank.
+const REJOIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// In the run directory of each rank: where the ranks of its group can be reached.
+const MEMBERS_FILE: &str = "members.json";
+
 pub(crate) struct Session {
     pub(crate) task: OpenedTask,
     pub(crate) layout: Arc<Layout>,
@@ -33,6 +41,8 @@ pub(crate) struct Session {
     pub(crate) cluster: ClusterProfile,
     loader_pool: Arc<ThreadPool>,
     pub(crate) data_check: DataCheck,
+    /// The group to join, which trains already. Until then, `group` is this process alone.
+    pub(crate) running: Option<RunningGroup>,
 }
 
 /// Whether to measure the machines before the first update.
@@ -70,7 +80,15 @@ impl Session {
         let devices = Devices::start(task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, task, &layout)?;
-        let group = Group::join(&options.rank_env, &identity, &comm_options(config, options))?;
+        let joining = Group::join_or_find(&options.rank_env, &identity, &comm_options(command, config, options))?;
+        let (group, running) = match joining {
+            Joining::Started(group) => (group, None),
+            Joining::Running(running) => {
+                let hosts: Vec<&str> = running.hosts().collect();
+                tracing::info!("this run trains already, on {}: joining it", hosts.join(", "));
+                (Group::alone()?, Some(running))
+            }
+        };
         devices.set_waker(group.waker());
         let template = Profile {
             task: task.name.to_string(),
@@ -80,7 +98,7 @@ impl Session {
         };
         let cluster = ClusterProfile::empty(template);
         let task = task.clone();
-        Ok(Session { task, layout, devices, group, cluster, loader_pool, data_check })
+        Ok(Session { task, layout, devices, group, cluster, loader_pool, data_check, running })
     }
 
     /// Leaves the group after the last collective, or passes an error on to the other ranks.
@@ -104,14 +122,39 @@ impl Session {
     /// Continues with the ranks that are left, in a new generation of the group. The result names
     /// lost ranks by their numbers at the start.
     pub(crate) fn regroup(&mut self) -> Result<Regrouped, TrainError> {
-        let mut regrouped = self.group.regroup()?;
+        let regrouped = self.group.regroup()?;
+        Ok(self.follow(regrouped))
+    }
+
+    /// Admits a newcomer, in a new generation of the group. Ranks may be lost meanwhile, and then the
+    /// newcomer may stay outside.
+    pub(crate) fn admit(&mut self, candidate: Candidate) -> Result<Regrouped, TrainError> {
+        let regrouped = self.group.admit(candidate)?;
+        Ok(self.follow(regrouped))
+    }
+
+    fn follow(&mut self, mut regrouped: Regrouped) -> Regrouped {
         for lost in &mut regrouped.lost {
             lost.rank = self.cluster.original_ranks.get(lost.rank).copied().unwrap_or(lost.rank);
         }
         self.cluster.keep(&regrouped.survivors, self.group.rank());
         // Some ranks may already know that all have passed.
         self.data_check.ask_again();
-        Ok(regrouped)
+        regrouped
+    }
+
+    /// Joins the group that trains: waits until it admits this process, or until a signal.
+    pub(crate) fn enter(
+        &mut self,
+        running: RunningGroup,
+        config: &RunConfig,
+        stop: &StopFlag,
+    ) -> Result<(), TrainError> {
+        let dir = run_dir(config);
+        let rules = RegroupRules { directory: Some(dir.clone()), min_workers: config.elastic.min_workers };
+        self.group = Group::enter(running, rules, dir.join(MEMBERS_FILE), &|| stop.is_set())?;
+        self.devices.set_waker(self.group.waker());
+        Ok(())
     }
 
     /// A loader for this task. `waker` wakes a rank that polls it.
@@ -135,19 +178,7 @@ impl Session {
         // signal ends it at once.
         stop.map_or(Ok(()), StopFlag::listen).map_err(TrainError::io("listening for signals"))?;
         // Not earlier: a rank may get its number only when it joins.
-        let rank = self.group.rank();
-        let of_rank = |faults: &[FaultAt]| -> Vec<(String, u64)> {
-            faults.iter().filter(|fault| fault.rank == rank).map(|fault| (fault.device.clone(), fault.update)).collect()
-        };
-        self.devices.inject_faults(FaultInjection {
-            slowdown: config.emulate.slowdown.get(rank).copied().unwrap_or(1.0),
-            most_tokens: config.emulate.memory_tokens.get(rank).copied().filter(|&tokens| tokens > 0),
-            lost: of_rank(&config.emulate.lost),
-            hung: of_rank(&config.emulate.hung),
-            not_finite: of_rank(&config.emulate.not_finite),
-            wrong: Vec::new(),
-            overflows: config.emulate.overflow.clone(),
-        });
+        self.emulate_faults(config, self.group.rank());
         self.group.at("the device probe");
         let is_measured = stop.is_some() && config.batch.split == SplitMode::Measured;
         // A memory limit needs a probe with any split, to find what fits.
@@ -184,11 +215,27 @@ impl Session {
             link_profiles,
             template,
         )?;
-        if self.cluster.members.is_empty() {
+        if self.cluster.members.is_empty() && self.running.is_none() {
             let reason = "run.devices = \"none\" on all ranks: at least one has to compute";
             return Err(TrainError::Config(reason.to_owned()));
         }
         Ok(())
+    }
+
+    /// Lets this rank, number `rank` of the run, fail or be slow where `emulate` says so.
+    pub(crate) fn emulate_faults(&mut self, config: &RunConfig, rank: usize) {
+        let of_rank = |faults: &[FaultAt]| -> Vec<(String, u64)> {
+            faults.iter().filter(|fault| fault.rank == rank).map(|fault| (fault.device.clone(), fault.update)).collect()
+        };
+        self.devices.inject_faults(FaultInjection {
+            slowdown: config.emulate.slowdown.get(rank).copied().unwrap_or(1.0),
+            most_tokens: config.emulate.memory_tokens.get(rank).copied().filter(|&tokens| tokens > 0),
+            lost: of_rank(&config.emulate.lost),
+            hung: of_rank(&config.emulate.hung),
+            not_finite: of_rank(&config.emulate.not_finite),
+            wrong: Vec::new(),
+            overflows: config.emulate.overflow.clone(),
+        });
     }
 
     fn probe(
@@ -229,7 +276,11 @@ impl Session {
         let in_group =
             |other: &usize| on_host(other) && all.get(*other).is_some_and(|groups| groups == local.as_bytes());
         let ranks = || 0..self.group.world();
-        Ok(Sharing { host: ranks().filter(on_host).count() as u64, group: ranks().filter(in_group).count() as u64 })
+        // The ranks of a group to join: whether they share more than the machine is not known.
+        let own = self.group.host(rank);
+        let others = self.running.iter().flat_map(RunningGroup::hosts).filter(|host| *host == own).count();
+        let shared = |count: usize| (count + others) as u64;
+        Ok(Sharing { host: shared(ranks().filter(on_host).count()), group: shared(ranks().filter(in_group).count()) })
     }
 
     /// Measurements of earlier starts, from rank 0's disk.
@@ -311,8 +362,14 @@ fn too_many_threads(names: &str, specs: &[DeviceSpec], cores: usize) -> Option<S
     })
 }
 
-fn comm_options(config: &RunConfig, options: &RunOptions) -> Options {
+fn comm_options(command: &str, config: &RunConfig, options: &RunOptions) -> Options {
     let comm = &config.comm;
+    let newcomers = Newcomers {
+        members_file: run_dir(config).join(MEMBERS_FILE),
+        join: options.join.clone(),
+        limit: options.rejoin.then_some(REJOIN_LIMIT),
+        start_with: config.elastic.start_with.map(NonZeroUsize::get),
+    };
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),
         progress: comm.progress_timeout(),
@@ -324,5 +381,6 @@ fn comm_options(config: &RunConfig, options: &RunOptions) -> Options {
         secret: options.secret.clone().map_or_else(|| Secret::InDirectory(run_dir(config)), Secret::Given),
         encrypt: comm.encrypt,
         name: None,
+        newcomers: Some(newcomers).filter(|_| command == "train" && config.elastic.enabled),
     }
 }

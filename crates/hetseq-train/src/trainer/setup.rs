@@ -32,6 +32,7 @@ use super::checkpointing::Checkpointing;
 use super::early_checks::overrides_without_checkpoint;
 use super::learner::Learner;
 use super::loss_watch::LossWatch;
+use super::newcomer::Newcomer;
 use super::newer_checkpoint::{FoundCheckpoint, NewerCheckpoint, Question, find_newer_checkpoint};
 use super::observer::Observer;
 use super::pipeline::Pipeline;
@@ -65,23 +66,21 @@ impl Trainer {
         lock: Option<RunLock>,
     ) -> Result<Self, TrainError> {
         match Parts::prepare(&mut session, &config, options, lock) {
-            Ok(parts) => {
-                let watches = start_watches(&session, &config, &stop);
-                Ok(parts.into_trainer(session, config, stop, watches))
-            }
+            Ok(parts) => Ok(parts.into_trainer(session, config, stop)),
             Err(error) => session.leave(Err(error)),
         }
     }
 }
 
 /// The parts of a trainer besides its session.
-struct Parts {
-    pipeline: Pipeline,
-    learner: Learner,
-    checkpointing: Checkpointing,
-    observer: Observer,
-    valid_loader: Loader,
-    changed: Vec<Change>,
+pub(super) struct Parts {
+    pub(super) pipeline: Pipeline,
+    pub(super) learner: Learner,
+    pub(super) checkpointing: Checkpointing,
+    pub(super) observer: Observer,
+    pub(super) valid_loader: Loader,
+    /// Config keys that changed since the checkpoint.
+    pub(super) changed: Vec<Change>,
 }
 
 impl Parts {
@@ -122,6 +121,8 @@ impl Parts {
         if !state.scalars.is_empty() {
             optimizer.restore(slots, state.scalars.clone())?;
         }
+        // Reject a sample that no device can take now, not when training reaches it.
+        session.planner().share(config.batch.split, &[session.task.data.lengths(Split::Train).longest()])?;
         let sampler = sampler(session, config, &mut state)?;
         let (mut lock, mut saved, mut changed) = (None, None, Vec::new());
         if let Some(found) = found {
@@ -131,11 +132,7 @@ impl Parts {
         }
         let events = RunEvents::start(config, &dir, &session.group, state.cursor.updates)?;
         let writer = start_writer(&events, &store, config.checkpoint.keep, &dir, saved)?;
-        let constants = RunConstants {
-            layout: session.layout.clone(),
-            config: session.task.config.to_string(),
-            files: session.task.compute.hugging_face().files(),
-        };
+        let constants = run_constants(session);
         let timeout = config.comm.progress_timeout();
         let loader = session.loader(config, Some(session.group.waker()))?;
         Ok(Parts {
@@ -149,14 +146,9 @@ impl Parts {
     }
 
     /// Puts the parts together and emits the first event.
-    fn into_trainer(
-        self,
-        session: Session,
-        config: RunConfig,
-        stop: StopFlag,
-        (stop_file_watch, busy_watch): (Option<StopFileWatch>, Option<BusyWatch>),
-    ) -> Trainer {
-        let Parts { mut pipeline, learner, checkpointing, mut observer, valid_loader, changed } = self;
+    fn into_trainer(mut self, session: Session, config: RunConfig, stop: StopFlag) -> Trainer {
+        let changed = std::mem::take(&mut self.changed);
+        let Parts { pipeline, learner, observer, .. } = &mut self;
         let data = &session.task.data;
         let cursor = learner.state.cursor.clone();
         observer.events.emit(&Event::Start {
@@ -176,7 +168,20 @@ impl Parts {
             best_metric: config.checkpoint.best.clone(),
             changed,
         });
-        let terms = data.terms();
+        self.assemble(session, config, stop, None)
+    }
+
+    pub(super) fn assemble(
+        self,
+        session: Session,
+        config: RunConfig,
+        stop: StopFlag,
+        newcomer: Option<Newcomer>,
+    ) -> Trainer {
+        let Parts { pipeline, learner, checkpointing, observer, valid_loader, .. } = self;
+        let is_resumed = newcomer.is_some() || learner.updates() > 0;
+        let (stop_file_watch, busy_watch) = start_watches(&session, &config, &stop);
+        let terms = session.task.data.terms();
         Trainer {
             config,
             terms,
@@ -191,11 +196,13 @@ impl Parts {
             in_progress: None,
             bad_updates: 0,
             repeats_failed: None,
-            loss_watch: LossWatch::new(cursor.updates > 0),
+            loss_watch: LossWatch::new(is_resumed),
             replica_health: Default::default(),
             leaving: Vec::new(),
             stop_file_watch,
             _busy_watch: busy_watch,
+            newcomer,
+            last_joined: None,
         }
     }
 }
@@ -238,7 +245,7 @@ impl FoundByRank0 {
 }
 
 /// The sampler of the run. Completes `state` with the number of its last update.
-fn sampler(session: &Session, config: &RunConfig, state: &mut State) -> Result<UpdateSampler, TrainError> {
+pub(super) fn sampler(session: &Session, config: &RunConfig, state: &mut State) -> Result<UpdateSampler, TrainError> {
     let spec = PlanSpec {
         seed: config.run.seed,
         batch: config.batch.global,
@@ -246,12 +253,19 @@ fn sampler(session: &Session, config: &RunConfig, state: &mut State) -> Result<U
         shuffle: true,
     };
     let lengths = session.task.data.lengths(Split::Train);
-    // Reject a sample that no device can take now, not when training reaches it.
-    session.planner().share(config.batch.split, &[lengths.longest()])?;
     let mut sampler = UpdateSampler::new(lengths, spec, config.run.max_updates, config.run.max_epochs);
     sampler.check(&state.cursor).map_err(TrainError::Config)?;
     state.total_updates.get_or_insert_with(|| sampler.total_updates(&state.cursor));
     Ok(sampler)
+}
+
+/// What all checkpoints of this run have in common.
+pub(super) fn run_constants(session: &Session) -> RunConstants {
+    RunConstants {
+        layout: session.layout.clone(),
+        config: session.task.config.to_string(),
+        files: session.task.compute.hugging_face().files(),
+    }
 }
 
 pub(super) fn workers(session: &Session) -> WorkerTotals {

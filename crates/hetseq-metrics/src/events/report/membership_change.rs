@@ -119,6 +119,12 @@ impl MembershipChanges {
         self.numbers = numbers;
     }
 
+    /// A process has joined as rank `number`; the group has `world` ranks now.
+    pub(super) fn joined(&mut self, number: usize, world: usize) {
+        let numbers = self.numbers.take().map(|numbers| numbers.into_iter().chain([number]).collect::<Vec<usize>>());
+        self.numbers = numbers.filter(|numbers| numbers.len() == world);
+    }
+
     /// The update `update` is done.
     pub(super) fn add_update(&mut self, update: u64, seconds: f64) {
         if let Some(change) = self.all.last_mut()

@@ -63,10 +63,26 @@ pub struct Report {
     pub membership_changes: Vec<MembershipChange>,
     /// Each time that a rank's parameters differed from those of the majority.
     pub healed: Vec<HealedRecord>,
+    /// Each time that a process joined the run.
+    pub joined: Vec<JoinedRecord>,
     /// What the events do not contain.
     pub missing: Vec<String>,
     /// What to improve, the largest gain first; never empty.
     pub advice: Vec<String>,
+}
+
+/// A process that joined the run while it trained.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct JoinedRecord {
+    /// Updates done before.
+    pub update: u64,
+    pub rank: usize,
+    pub host: String,
+    /// All ranks and devices, with it.
+    pub world: usize,
+    pub devices: usize,
+    /// How long the others waited.
+    pub seconds: f64,
 }
 
 /// A rank that took the state of the others, because its own was wrong.
@@ -183,12 +199,14 @@ impl Report {
         }
         self.membership_changes.extend(group.membership_changes.all.iter().cloned());
         self.healed.extend(group.healed.iter().cloned());
+        self.joined.extend(group.joined.iter().cloned());
         self.outcome = group.end.as_ref().map(|end| end.outcome.clone());
         self.updates += group.updates.len() as u64;
         self.samples += group.updates.iter().map(|update| update.samples).sum::<u64>();
         let updates_s: f64 = group.updates.iter().map(|update| update.seconds).sum();
         let interrupted_s = group.membership_changes.interrupted_s();
-        let regrouping_s = group.membership_changes.regroup_s();
+        let joining_s: f64 = group.joined.iter().map(|joined| joined.seconds).sum();
+        let regrouping_s = group.membership_changes.regroup_s() + joining_s;
         let known_s = updates_s + group.validation_s + group.checkpoints_s + interrupted_s + regrouping_s;
         let wall_s = group.end.as_ref().map_or(known_s, |end| end.seconds.max(known_s));
         self.spent.wall_s += wall_s;

@@ -1,7 +1,7 @@
 //! The events of one process group, reduced to what a report needs.
 
 use super::membership_change::{Continuation, LeftRecord, LostRecord, MembershipChanges};
-use super::{DISTURBED, HealedRecord, PlanRecord};
+use super::{DISTURBED, HealedRecord, JoinedRecord, PlanRecord};
 use crate::{Event, RankReport, WorkerReport};
 
 #[derive(Debug, Default)]
@@ -18,6 +18,7 @@ pub(super) struct ProcessGroup {
     pub(super) has_unknown_ranks: bool,
     pub(super) membership_changes: MembershipChanges,
     pub(super) healed: Vec<HealedRecord>,
+    pub(super) joined: Vec<JoinedRecord>,
     pub(super) validation_s: f64,
     pub(super) checkpoints_s: f64,
     pub(super) end: Option<EndEvent>,
@@ -93,8 +94,13 @@ impl ProcessGroup {
                 self.membership_changes.regrouped(update, regroups, before, continuation);
                 self.is_current = false;
             }
+            Event::Joined { update, rank, host, world, devices, seconds, .. } => {
+                self.membership_changes.joined(rank, world);
+                self.joined.push(JoinedRecord { update, rank, host, world, devices, seconds });
+                self.is_current = false;
+            }
             Event::Healed { update, rank, host, .. } => self.healed.push(HealedRecord { update, rank, host }),
-            Event::Warning { .. } | Event::EarlyStop { .. } | Event::NotFinite { .. } => {}
+            Event::CaughtUp { .. } | Event::Warning { .. } | Event::EarlyStop { .. } | Event::NotFinite { .. } => {}
         }
     }
 

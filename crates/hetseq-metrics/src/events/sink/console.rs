@@ -171,6 +171,16 @@ impl Console {
                 let (at, took) = (thousands(*update), duration(*seconds));
                 return vec![format!("continuing after update {at} with {ranks} and {devices} ({took})")];
             }
+            Event::CaughtUp { .. } => {}
+            Event::Joined { update, rank, host, world, devices, seconds, .. } => {
+                self.status.pace.restart(now, *update);
+                let (ranks, devices) = (count(*world as u64, "rank"), count(*devices as u64, "device"));
+                let (at, waited) = (thousands(*update), duration(*seconds));
+                return vec![
+                    format!("joined rank {rank} ({host})"),
+                    format!("continuing after update {at} with {ranks} and {devices} (the others waited {waited})"),
+                ];
+            }
             Event::Lead { update, host, total_updates } => {
                 self.status.total = *total_updates;
                 self.status.pace.restart(now, *update);
@@ -274,6 +284,8 @@ fn is_important(event: &Event) -> bool {
             | Event::Left { .. }
             | Event::Healed { .. }
             | Event::Regrouped { .. }
+            | Event::CaughtUp { .. }
+            | Event::Joined { .. }
             | Event::Lead { .. }
             | Event::EarlyStop { .. }
             | Event::End { .. }

@@ -174,13 +174,18 @@ const COMM: [KeyRow; 10] = [
     ("measure_links", "`true`", "measure the links between the ranks at the start"),
 ];
 
-const ELASTIC: [KeyRow; 3] = [
+const ELASTIC: [KeyRow; 4] = [
     (
         "enabled",
         "`true`",
         "continue without ranks that are lost; `false`: all stop, and the next start resumes from the last checkpoint",
     ),
     ("min_workers", "`1`", "stop, with everything saved, if fewer ranks are left"),
+    (
+        "start_with",
+        "none",
+        "start as soon as this many ranks are there, rank 0 included; the others of `WORLD_SIZE` join later",
+    ),
     (
         "leave_when",
         "never",
