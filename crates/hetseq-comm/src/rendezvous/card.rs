@@ -63,6 +63,8 @@ impl MembersFile {
     /// The error is the reason only.
     pub(crate) fn write(&self, path: &Path) -> Result<(), String> {
         let bytes = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
+        // Ranks above 0 write nothing else into a run directory of their own.
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(|error| error.to_string())?;
         write_private(path, &bytes)
     }
 
@@ -86,7 +88,7 @@ mod tests {
     #[test]
     fn the_file_keeps_members_and_drawn_keys() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("members.json");
+        let path = dir.path().join("run/members.json");
         assert!(MembersFile::read(&path).is_none());
         let card = MemberCard { id: 5, host: "alpha".to_owned(), addresses: vec!["10.0.0.1:7".parse().unwrap()] };
         for (credentials, has_keys) in [

@@ -1,6 +1,7 @@
 //! Fuzzing of the update header, which all ranks send to all: damaged headers are rejected, or merged
 //! without a panic and without much more memory than they take. `hetseq-fuzz` sets seed and time.
 
+use hetseq_comm::Candidate;
 use hetseq_fuzz::{Rng, bounded, damage, fuzz};
 
 use crate::task::skipped_samples::SkippedSample;
@@ -32,6 +33,7 @@ fn header(rng: &mut Rng) -> UpdateHeader {
         lost: vec![lost; rng.below(2)],
         skipped: vec![skipped; rng.below(3)],
         computed: vec![3; rng.below(5)],
+        newcomer: (rng.below(2) == 0).then_some(Candidate { id: 5, sees_directory: true }),
     }
 }
 
