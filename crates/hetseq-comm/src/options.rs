@@ -4,9 +4,25 @@
 //! trainer fills it from the section `comm` of the config.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::secret::Secret;
+
+/// How ranks exchange data (`comm.transport`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportKind {
+    /// TCP connections, which survive the loss of ranks.
+    #[default]
+    Tcp,
+    /// The MPI library that this program was built with (feature `mpi`). Its launcher starts the
+    /// ranks.
+    Mpi,
+}
 
 /// Settings of a [`crate::Group`]. Ranks may differ in all but `secret` and `encrypt`. They
 /// exchange `silence`, so that every rank sends heartbeats often enough for the strictest.
@@ -34,6 +50,10 @@ pub struct Options {
     pub encrypt: bool,
     /// The name of this rank in messages; by default the host name.
     pub name: Option<String>,
+    pub transport: TransportKind,
+    /// Set by the caller when this process has received SIGTERM. A launcher of MPI sends it when
+    /// another rank has died, so ranks that are silent from then on are lost. TCP ignores it.
+    pub terminated: Arc<AtomicBool>,
 }
 
 impl Default for Options {
@@ -47,6 +67,8 @@ impl Default for Options {
             secret: Secret::None,
             encrypt: false,
             name: None,
+            transport: TransportKind::default(),
+            terminated: Arc::default(),
         }
     }
 }

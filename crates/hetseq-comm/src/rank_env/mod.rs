@@ -92,6 +92,12 @@ impl RankEnv {
         from_flags(flags, from_env, &env)
     }
 
+    /// Returns whether flags or a launcher decided, and not their absence.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn is_launched(&self) -> bool {
+        self.source != NOTHING
+    }
+
     fn alone(source: &'static str) -> RankEnv {
         RankEnv { rank: Some(0), world: 1, rendezvous: Rendezvous::Alone, source }
     }

@@ -34,6 +34,8 @@ mod refusal;
 mod reject_log;
 
 pub(crate) use late_join::LateJoin;
+#[cfg(feature = "mpi")]
+pub(crate) use mismatch::differences_from_rank0;
 
 use std::time::{Duration, Instant};
 

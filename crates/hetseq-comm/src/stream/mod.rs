@@ -99,6 +99,14 @@ impl Transport for StreamTransport {
         self.links().filter(|link| locked(link).write()).count() > 0
     }
 
+    fn sends_between_collectives(&self) -> bool {
+        true
+    }
+
+    fn can_regroup(&self) -> bool {
+        true
+    }
+
     fn wait(&self, since: Instant, limit: Duration) -> Duration {
         await_traffic(self.links(), Some(&self.signal), since, limit)
     }
