@@ -18,7 +18,7 @@ fn main() {
     let algorithm = if is(4, "ring") { Algorithm::Ring } else { Algorithm::Direct };
     let wire_format = if is(5, "bf16") { WireFormat::Bf16 { exact_tail: 0 } } else { WireFormat::F32 };
     if std::env::args().any(|text| text == "mpi") {
-        let rank_env = RankEnv::find(&RankFlags::default(), &|name| std::env::var(name).ok())
+        let rank_env = RankEnv::find_for_mpi(&RankFlags::default(), &|name| std::env::var(name).ok())
             .expect("the variables of a launcher");
         if let Err(error) = run(&rank_env, megabytes, rounds, wire_format, algorithm) {
             eprintln!("{error}");

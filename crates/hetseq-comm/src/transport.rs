@@ -38,6 +38,10 @@ pub(crate) trait Transport: Send + Sync {
     /// when all have left.
     fn sends_between_collectives(&self) -> bool;
 
+    /// Returns the size of a payload below which a frame costs more than its bytes; equal on all
+    /// ranks.
+    fn smallest_piece_bytes(&self) -> usize;
+
     /// Returns whether the ranks that are left can continue when others are lost.
     fn can_regroup(&self) -> bool;
 

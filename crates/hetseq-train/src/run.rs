@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hetseq_balance::SplitMode;
-use hetseq_comm::RankEnv;
+use hetseq_comm::{RankEnv, TransportKind};
 use hetseq_metrics::terminal;
 
 use crate::checkpoint::weights;
@@ -55,7 +55,7 @@ impl std::fmt::Debug for RunOptions {
 }
 
 /// Trains a task.
-pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) -> Result<RunOutcome, TrainError> {
+pub(crate) fn train(task: &OpenedTask, mut config: RunConfig, options: &RunOptions) -> Result<RunOutcome, TrainError> {
     let started = Instant::now();
     check_best_metric(task, &config)?;
     if config.valid.patience.is_some() && task.data.lengths(Split::Valid).samples() == 0 {
@@ -66,7 +66,15 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
         return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
-    let mut session = Session::assemble("train", task, &config, options)?;
+    let mut session = Session::assemble("train", task, &config, options, &stop)?;
+    if config.comm.transport == TransportKind::Mpi
+        && std::mem::take(&mut config.elastic.enabled)
+        && session.group.rank() == 0
+    {
+        tracing::info!(
+            "comm.transport = \"mpi\": if a rank is lost, the run ends, and the same command resumes it from its last checkpoint"
+        );
+    }
     match check_and_measure(&mut session, &config, options, &stop) {
         Ok(lock) => Trainer::prepare(session, config, options, stop, lock)?.train(started),
         Err(error) => session.leave(Err(error)),
@@ -94,7 +102,7 @@ pub(crate) fn eval(
     options: &RunOptions,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-    let mut session = Session::assemble("eval", task, config, options)?;
+    let mut session = Session::assemble("eval", task, config, options, &StopFlag::default())?;
     let probed = session.probe_cluster(config, options, ProbeMode::Skip);
     let result = probed.and_then(|()| eval_with(&mut session, config, checkpoint));
     session.leave(result)

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::buffers::{Payload, Pool};
 use crate::error::{CommError, named_ranks, shown};
-use crate::frame::{Frame, FrameKind};
+use crate::frame::{CHUNK_BYTES, Frame, FrameKind};
 use crate::lock::locked;
 use crate::signal::{Signal, Waker, sleep};
 use crate::transport::{LinkEnd, Received, Transport};
@@ -240,6 +240,12 @@ impl Transport for MpiTransport {
 
     fn sends_between_collectives(&self) -> bool {
         false
+    }
+
+    /// MPI asks the receiver before each large message: between two processes of one machine, a sum
+    /// of 1 MB takes 0.22 ms in four messages per part and 0.15 ms in one.
+    fn smallest_piece_bytes(&self) -> usize {
+        CHUNK_BYTES
     }
 
     fn can_regroup(&self) -> bool {

@@ -114,7 +114,7 @@ pub(crate) fn join(
         }
         Rendezvous::Tcp { host, port } => FixedAddress { context: &context, host, port: *port }.join()?,
         Rendezvous::Directory(dir) => directory::join(&context, dir)?,
-        Rendezvous::Alone => {
+        Rendezvous::Alone | Rendezvous::Mpi => {
             let problem = format!("a world of {world} ranks needs a rendezvous ({})", rank_env.source);
             return Err(CommError::RankEnv { problem });
         }

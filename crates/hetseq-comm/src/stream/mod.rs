@@ -103,6 +103,11 @@ impl Transport for StreamTransport {
         true
     }
 
+    /// A frame costs a wake-up of its receiver.
+    fn smallest_piece_bytes(&self) -> usize {
+        16 << 10
+    }
+
     fn can_regroup(&self) -> bool {
         true
     }

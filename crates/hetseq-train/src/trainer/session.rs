@@ -53,6 +53,7 @@ impl Session {
         task: &OpenedTask,
         config: &RunConfig,
         options: &RunOptions,
+        stop: &StopFlag,
     ) -> Result<Self, TrainError> {
         terminal::stamp_lines();
         // First, while nothing else needs the cores.
@@ -70,7 +71,7 @@ impl Session {
         let devices = Devices::start(task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, task, &layout)?;
-        let group = Group::join(&options.rank_env, &identity, &comm_options(config, options))?;
+        let group = Group::join(&options.rank_env, &identity, &comm_options(config, options, stop))?;
         devices.set_waker(group.waker());
         let template = Profile {
             task: task.name.to_string(),
@@ -311,7 +312,7 @@ fn too_many_threads(names: &str, specs: &[DeviceSpec], cores: usize) -> Option<S
     })
 }
 
-fn comm_options(config: &RunConfig, options: &RunOptions) -> Options {
+fn comm_options(config: &RunConfig, options: &RunOptions, stop: &StopFlag) -> Options {
     let comm = &config.comm;
     Options {
         silence: Duration::from_secs_f64(comm.silence_s),
@@ -324,5 +325,7 @@ fn comm_options(config: &RunConfig, options: &RunOptions) -> Options {
         secret: options.secret.clone().map_or_else(|| Secret::InDirectory(run_dir(config)), Secret::Given),
         encrypt: comm.encrypt,
         name: None,
+        transport: comm.transport,
+        terminated: stop.terminated(),
     }
 }

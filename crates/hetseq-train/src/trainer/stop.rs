@@ -5,7 +5,7 @@
 //! signals the process and then its group, and schedulers send one signal after another.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
@@ -22,9 +22,14 @@ const REPEAT_WINDOW: Duration = Duration::from_secs(2);
 /// How long quitting waits until its message is shown.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The first signal that asked this rank to stop; 0 before there is one.
+/// What asked this rank to stop.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct StopFlag(Arc<AtomicI32>);
+pub(crate) struct StopFlag {
+    /// The first signal; 0 before there is one.
+    first: Arc<AtomicI32>,
+    /// Whether SIGTERM was received, also after another signal.
+    terminated: Arc<AtomicBool>,
+}
 
 /// What asked a rank to stop. Other ranks report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,13 +86,16 @@ impl StopFlag {
         // Sent for a file beyond `ulimit -f`. It kills the process unless there is a handler; then
         // the write fails instead.
         flag::register(SIGXFSZ, Arc::default())?;
-        let stop = self.0.clone();
+        let stop = self.clone();
         let mut requests = Requests::default();
         let listen = move || {
             for signal in signals.forever() {
                 let reply = requests.take(signal, Instant::now());
+                if signal == SIGTERM {
+                    stop.terminated.store(true, Ordering::Relaxed);
+                }
                 if reply == Reply::Stop {
-                    stop.store(signal, Ordering::Relaxed);
+                    stop.first.store(signal, Ordering::Relaxed);
                 }
                 if reply == Reply::Quit {
                     terminal::hide();
@@ -109,9 +117,14 @@ impl StopFlag {
         self.get().is_some()
     }
 
+    /// Becomes true when SIGTERM is received.
+    pub(crate) fn terminated(&self) -> Arc<AtomicBool> {
+        self.terminated.clone()
+    }
+
     /// What asked this rank to stop.
     pub(crate) fn get(&self) -> Option<StopSignal> {
-        Some(self.0.load(Ordering::Relaxed)).filter(|&signal| signal != 0).map(StopSignal::of)
+        Some(self.first.load(Ordering::Relaxed)).filter(|&signal| signal != 0).map(StopSignal::of)
     }
 }
 
@@ -200,7 +213,7 @@ mod tests {
         assert_eq!(StopRequest::first([None, None]), None);
         let flag = StopFlag::default();
         assert_eq!((flag.is_set(), flag.get()), (false, None));
-        flag.0.store(SIGUSR1, Ordering::Relaxed);
+        flag.first.store(SIGUSR1, Ordering::Relaxed);
         assert_eq!((flag.is_set(), flag.get()), (true, Some(StopSignal::User1)));
     }
 
