@@ -38,6 +38,7 @@ mod healing;
 mod help;
 mod images;
 mod migrate;
+mod mpi;
 mod optimizers;
 mod overrides;
 mod precision;
