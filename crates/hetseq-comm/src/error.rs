@@ -144,11 +144,11 @@ pub enum CommError {
     NotLaunched,
 
     #[error(
-        "{given_by} say that this process is {says} of {of}, but for MPI it is rank {rank} of {world}. This program was \
+        "{given_by} say that this process is rank {says} of {of}, but for MPI it is rank {rank} of {world}. This program was \
          built with {library}: start it with the launcher of that library, or with one that supports it (`srun \
          --mpi=list`), and do not set RANK"
     )]
-    OtherLauncher { given_by: &'static str, says: String, of: usize, rank: usize, world: usize, library: String },
+    OtherLauncher { given_by: &'static str, says: usize, of: usize, rank: usize, world: usize, library: String },
 
     #[error("MPI could not be started: {reason}. Leave out comm.transport to use TCP")]
     Mpi { reason: String },

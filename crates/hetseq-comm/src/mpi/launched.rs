@@ -39,6 +39,10 @@ pub(crate) fn join(rank_env: &RankEnv, identity: &Identity, options: &Options) -
         let what = "traffic over MPI cannot be encrypted; use comm.transport = \"tcp\", or leave out comm.encrypt";
         return Err(CommError::Misuse { operation: "join", what: what.to_owned() });
     }
+    // Not left to MPI: without a launcher Open MPI tries to start one, and may end the process.
+    if !rank_env.is_launched() {
+        return Err(CommError::NotLaunched);
+    }
     let mut library = MpiLibrary::start().map_err(|reason| CommError::Mpi { reason })?;
     let (rank, world) = (library.rank, library.world);
     if world == 1 {
@@ -87,23 +91,13 @@ fn exchange(mesh: &mut Mesh, identity: &Identity, options: &Options) -> Result<V
     all.iter().enumerate().map(parse).collect()
 }
 
-/// Checks that MPI sees the ranks that the launcher's variables or the flags speak of.
+/// Checks that MPI sees the ranks that the launcher's variables speak of.
 fn check_launcher(rank_env: &RankEnv, rank: usize, world: usize) -> Result<(), CommError> {
-    if world == 1 && !rank_env.is_launched() {
-        return Err(CommError::NotLaunched);
+    match rank_env.rank {
+        Some(says) if (says, rank_env.world) != (rank, world) => {
+            let (given_by, of, library) = (rank_env.source, rank_env.world, MpiLibrary::version());
+            Err(CommError::OtherLauncher { given_by, says, of, rank, world, library })
+        }
+        _ => Ok(()),
     }
-    let says_otherwise = rank_env.rank.is_some_and(|says| says != rank) || rank_env.world != world;
-    if says_otherwise && rank_env.is_launched() {
-        let says = rank_env.rank.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
-        let library = MpiLibrary::version();
-        return Err(CommError::OtherLauncher {
-            given_by: rank_env.source,
-            says,
-            of: rank_env.world,
-            rank,
-            world,
-            library,
-        });
-    }
-    Ok(())
 }

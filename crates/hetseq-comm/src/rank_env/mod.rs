@@ -86,6 +86,9 @@ const TORCHRUN: &str = "RANK and WORLD_SIZE";
 const SLURM: &str = "SLURM_PROCID and SLURM_NTASKS";
 const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE";
 const MPICH: &str = "PMI_RANK and PMI_SIZE";
+const OTHER_LAUNCHER: &str = "the variables of a launcher";
+/// Variables that show that a launcher of MPI has started this process. Only MPI knows the rest.
+const UNNUMBERED: [&str; 4] = ["PMIX_RANK", "PMI_ID", "PALS_RANKID", "FLUX_TASK_RANK"];
 const NOTHING: &str = "no launch flags or variables";
 
 impl RankEnv {
@@ -101,7 +104,7 @@ impl RankEnv {
     }
 
     /// Finds the rank of a process that exchanges data over MPI; a single process if no launcher
-    /// has set any variable.
+    /// has set any variable, and no rank if only MPI knows it.
     pub fn find_for_mpi(flags: &RankFlags, env: &dyn Fn(&str) -> Option<String>) -> Result<RankEnv, CommError> {
         if *flags != RankFlags::default() {
             return problem("over MPI the launcher says which rank this is: leave out the --distributed flags");
@@ -120,6 +123,9 @@ impl RankEnv {
                 check_range(rank, world, rank_name, world_name)?;
                 return Ok(RankEnv { rank: Some(rank), world, rendezvous: Rendezvous::Mpi, source });
             }
+        }
+        if UNNUMBERED.iter().any(|name| env.text(name).is_some()) {
+            return Ok(RankEnv { rank: None, world: 1, rendezvous: Rendezvous::Mpi, source: OTHER_LAUNCHER });
         }
         Ok(RankEnv::alone(NOTHING))
     }

@@ -260,6 +260,8 @@ fn over_mpi_only_launchers_count() {
         assert!(find(&none, &[(names[0], "2"), job[1], job[2]]).is_err());
     }
     assert_eq!(find(&none, &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")]).unwrap(), RankEnv::alone(NOTHING));
+    let unnumbered = find(&none, &[("PMIX_RANK", "1")]).unwrap();
+    assert_eq!((unnumbered.rank, unnumbered.source), (None, OTHER_LAUNCHER));
     assert!(find(&flags(None, Some(2), Some(1)), &[]).unwrap_err().to_string().contains("leave out"));
 }
 
