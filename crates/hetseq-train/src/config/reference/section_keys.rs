@@ -149,7 +149,7 @@ const COMM: [KeyRow; 11] = [
     (
         "transport",
         "`\"tcp\"`",
-        "`\"mpi\"`: exchange data over MPI, on [big sites](big-sites.md); without `[elastic]`, and only in a program built with the feature `mpi`",
+        "`\"mpi\"`: exchange data over MPI, on sites with a fast network; without `[elastic]`, and only in a program built with the feature `mpi`",
     ),
     (
         "silence_s",
