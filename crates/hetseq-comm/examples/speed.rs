@@ -18,9 +18,9 @@ fn main() {
     let algorithm = if is(4, "ring") { Algorithm::Ring } else { Algorithm::Direct };
     let wire_format = if is(5, "bf16") { WireFormat::Bf16 { exact_tail: 0 } } else { WireFormat::F32 };
     if std::env::args().any(|text| text == "mpi") {
-        let rank_env = RankEnv::find_for_mpi(&RankFlags::default(), &|name| std::env::var(name).ok())
-            .expect("the variables of a launcher");
-        if let Err(error) = run(&rank_env, megabytes, rounds, wire_format, algorithm) {
+        let rank_env = RankEnv::find_for_mpi(&RankFlags::default(), &|name| std::env::var(name).ok());
+        let result = rank_env.and_then(|rank_env| run(&rank_env, megabytes, rounds, wire_format, algorithm));
+        if let Err(error) = result {
             eprintln!("{error}");
         }
         return;

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::JoinContext;
 use super::handshake::{Hello, shown_name};
 use crate::error::{shown, shown_line};
-use crate::identity::{Difference, Identity};
+use crate::identity::Difference;
+#[cfg(any(test, feature = "mpi"))]
+use crate::identity::Identity;
 
 /// How many differences rank 0 keeps in total. They must fit into one message, whatever the
 /// identities contain; with more, the ranks have nothing in common.
