@@ -1,7 +1,7 @@
 //! Ranks over MPI (`comm.transport`), started by Open MPI's `mpirun`. A build without the feature
 //! says so, and is not linked to MPI.
 
-use crate::cluster::{Job, codes};
+use crate::cluster::codes;
 use crate::reference::shipped;
 use crate::run_dir::RunDir;
 
@@ -27,7 +27,7 @@ mod launched {
 
     use super::*;
     use crate::bert;
-    use crate::cluster::send;
+    use crate::cluster::{Job, send};
 
     const WEIGHTS: [u32; 4] = [7, 2, 1, 1];
 
