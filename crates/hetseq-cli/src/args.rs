@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use hetseq_comm::{RankEnv, RankFlags};
+use hetseq_comm::{RankEnv, RankFlags, TransportKind};
 use hetseq_fs::expand_home;
 use hetseq_train::{ConfigSource, Dtype, TrainError};
 
@@ -304,13 +304,17 @@ impl RankArgs {
     }
 
     /// The rank and world size from the flags, else from the environment.
-    pub(crate) fn rank_env(&self) -> anyhow::Result<RankEnv> {
+    pub(crate) fn rank_env(&self, transport: TransportKind) -> anyhow::Result<RankEnv> {
         let flags = RankFlags {
             init_method: self.distributed_init_method.clone(),
             world_size: self.distributed_world_size,
             rank: self.distributed_rank,
         };
-        RankEnv::find(&flags, &|name| std::env::var(name).ok()).map_err(|error| UsageError(error.to_string()).into())
+        let find = match transport {
+            TransportKind::Tcp => RankEnv::find,
+            TransportKind::Mpi => RankEnv::find_for_mpi,
+        };
+        find(&flags, &|name| std::env::var(name).ok()).map_err(|error| UsageError(error.to_string()).into())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::train::secret;
 
 pub(crate) fn eval(tasks: &Tasks, args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = args.config.source()?;
-    let (rank_env, secret) = (args.rank_args.rank_env()?, secret()?);
+    let (rank_env, secret) = (args.rank_args.rank_env(source.transport()?)?, secret()?);
     let (resume, reset) = (Resume::Auto, Reset::default());
     let options =
         RunOptions { rank_env, weight: None, resume, reset, overrides: false, secret, join: Vec::new(), rejoin: false };

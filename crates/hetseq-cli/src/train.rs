@@ -45,7 +45,7 @@ pub(crate) fn train(tasks: &Tasks, args: &TrainArgs) -> anyhow::Result<ExitCode>
         );
     }
     let options = RunOptions {
-        rank_env: args.rank_args.rank_env()?,
+        rank_env: args.rank_args.rank_env(source.transport()?)?,
         weight: args.weight,
         resume: args.resume.parse::<Resume>().unwrap_or_default(),
         reset: Reset {

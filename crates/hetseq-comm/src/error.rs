@@ -134,6 +134,31 @@ pub enum CommError {
     )]
     Mismatch { differences: Vec<String> },
 
+    #[error("the ranks differ:\n  {}\n{SAME_ON_ALL}, then start the job again", .differences.join("\n  "))]
+    Differ { differences: Vec<String> },
+
+    #[error(
+        "comm.transport = \"mpi\", but this program was built without MPI. Build it with `cargo build --release --features \
+         mpi` where mpicc is the one of your site, or leave out comm.transport to use TCP"
+    )]
+    WithoutMpi,
+
+    #[error(
+        "comm.transport = \"mpi\", but this process was not started by a launcher of MPI. Start all ranks together, for \
+         example with `mpirun -n 2 hetseq train ...` or `srun hetseq train ...`, or leave out comm.transport to use TCP"
+    )]
+    NotLaunched,
+
+    #[error(
+        "{given_by} say that this process is rank {says} of {of}, but for MPI it is rank {rank} of {world}. This program was \
+         built with {library}: start it with the launcher of that library, or with one that supports it (`srun \
+         --mpi=list`), and do not set RANK"
+    )]
+    OtherLauncher { given_by: &'static str, says: usize, of: usize, rank: usize, world: usize, library: String },
+
+    #[error("MPI could not be started: {reason}. Leave out comm.transport to use TCP")]
+    Mpi { reason: String },
+
     #[error("{by} rejected this rank: {reason}")]
     Refused { by: String, reason: String },
 

@@ -15,7 +15,7 @@ use crate::heartbeat_timing::HeartbeatTiming;
 use crate::identity::Identity;
 use crate::link_speeds::LinkSpeed;
 use crate::mesh::Mesh;
-use crate::options::Options;
+use crate::options::{Options, TransportKind};
 use crate::rank_env::RankEnv;
 use crate::reduce::{self, ALL_GATHER_LIMIT_BYTES, Algorithm, Contribution, MESSAGE_LIMIT_BYTES, SumBuffers, Summed};
 use crate::regrouping::{Intent, RegroupRules, Regrouped};
@@ -84,9 +84,10 @@ impl Group {
         Group { mesh, rules, buffers, cards: Vec::new(), door: None, members_file: None }
     }
 
-    /// Joins the other ranks over TCP and returns when all are connected to all.
+    /// Joins the other ranks and returns when all are connected to all.
     ///
-    /// Blocks for at most about `options.join` until rank 0 is reached and, if rank 0 started late,
+    /// Over MPI, the rank and the world size are those of MPI, which can be joined once per process;
+    /// only the calling thread may use the group. Over TCP it blocks for at most about `options.join` until rank 0 is reached and, if rank 0 started late,
     /// for as long again until all ranks have joined, plus the time to connect the ranks to each
     /// other.
     pub fn join(rank_env: &RankEnv, identity: &Identity, options: &Options) -> Result<Group, CommError> {
@@ -102,6 +103,9 @@ impl Group {
     /// Like [`Group::join`], unless a group of this run trains already, by `options.newcomers`.
     pub fn join_or_find(rank_env: &RankEnv, identity: &Identity, options: &Options) -> Result<Joining, CommError> {
         let RankEnv { rank, world, source, .. } = rank_env;
+        if options.transport == TransportKind::Mpi {
+            return Group::join_over_mpi(rank_env, identity, options).map(Joining::Started);
+        }
         if let Some(rank) = rank.filter(|rank| rank >= world) {
             let problem = format!("rank {rank} is not below the world size {world} ({source})");
             return Err(CommError::RankEnv { problem });
@@ -162,6 +166,17 @@ impl Group {
         let group = Group { rules, cards: members, door, members_file, ..Group::new(mesh) };
         group.open_door();
         Ok(group)
+    }
+
+    #[cfg(feature = "mpi")]
+    fn join_over_mpi(rank_env: &RankEnv, identity: &Identity, options: &Options) -> Result<Group, CommError> {
+        let mesh = crate::mpi::join(rank_env, identity, &options.bounded())?;
+        mesh.map_or_else(Group::alone, |mesh| Ok(Group::new(mesh)))
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn join_over_mpi(_: &RankEnv, _: &Identity, _: &Options) -> Result<Group, CommError> {
+        Err(CommError::WithoutMpi)
     }
 
     /// Returns this rank's number, from 0.
@@ -367,6 +382,10 @@ impl Group {
     ///
     /// If this rank must not continue, returns an error for which [`CommError::is_cut_off`] holds.
     pub fn regroup(&mut self) -> Result<Regrouped, CommError> {
+        if !self.mesh.transport.can_regroup() {
+            let what = "ranks over MPI cannot continue without lost ones".to_owned();
+            return Err(CommError::Misuse { operation: "regroup", what });
+        }
         self.regroup_with(Intent::Continue, false)
     }
 

@@ -11,7 +11,7 @@
 //! rank_env/        rendezvous/    measure.rs       reduce/                       group.rs
 //!
 //! reduce/ runs over mesh.rs, which runs over the trait in transport.rs. stream/ implements it over
-//! sockets: TCP connections, or socketpairs between threads.
+//! sockets: TCP connections, or socketpairs between threads. mpi/ implements it over MPI.
 //! ```
 //!
 //! ```
@@ -61,6 +61,8 @@ mod lock;
 mod measure;
 mod membership_file;
 mod mesh;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod options;
 mod outgoing;
 mod rank_env;
@@ -82,7 +84,7 @@ pub use frame::FrameError;
 pub use group::{Group, Joining};
 pub use identity::Identity;
 pub use link_speeds::LinkSpeed;
-pub use options::{Newcomers, Options};
+pub use options::{Newcomers, Options, TransportKind};
 pub use rank_env::{RankEnv, RankFlags, Rendezvous, unused_slurm_tasks};
 pub use reduce::{Algorithm, Contribution, Summed};
 pub use regrouping::{LostRank, RegroupRules, Regrouped};

@@ -41,8 +41,8 @@ pub(crate) trait Exchange {
         false
     }
 
-    /// Returns whether it may end before all queued frames have left: the next collective or the
-    /// transport sends the rest.
+    /// Returns whether it may end before all queued frames have left, if the transport sends the
+    /// rest between collectives.
     fn leaves_unsent(&self) -> bool {
         false
     }
@@ -179,7 +179,8 @@ impl Mesh {
         loop {
             let moved = exchange.advance(self, step)?;
             let moved = self.transport.flush() || moved;
-            let unsent = || if exchange.leaves_unsent() { None } else { self.unsent() };
+            let may_leave = exchange.leaves_unsent() && self.transport.sends_between_collectives();
+            let unsent = || if may_leave { None } else { self.unsent() };
             let Some(awaited) = exchange.awaited().or_else(unsent) else { return Ok(()) };
             if moved || exchange.is_computing() {
                 progress = Instant::now();

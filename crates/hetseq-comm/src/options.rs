@@ -5,9 +5,25 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::secret::Secret;
+
+/// How ranks exchange data (`comm.transport`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportKind {
+    /// TCP connections, which survive the loss of ranks.
+    #[default]
+    Tcp,
+    /// The MPI library that this program was built with (feature `mpi`). Its launcher starts the
+    /// ranks.
+    Mpi,
+}
 
 /// Settings of a [`crate::Group`]. Ranks may differ in all but `secret` and `encrypt`. They
 /// exchange `silence`, so that every rank sends heartbeats often enough for the strictest.
@@ -35,6 +51,10 @@ pub struct Options {
     pub encrypt: bool,
     /// The name of this rank in messages; by default the host name.
     pub name: Option<String>,
+    pub transport: TransportKind,
+    /// Set by the caller when this process has received SIGTERM. A launcher of MPI sends it when
+    /// another rank has died, so ranks that are silent from then on are lost. TCP ignores it.
+    pub terminated: Arc<AtomicBool>,
     /// Whether processes may join the group while it trains, and how this one finds such a group.
     /// Either on all ranks or on none.
     pub newcomers: Option<Newcomers>,
@@ -66,6 +86,8 @@ impl Default for Options {
             encrypt: false,
             name: None,
             newcomers: None,
+            transport: TransportKind::default(),
+            terminated: Arc::default(),
         }
     }
 }

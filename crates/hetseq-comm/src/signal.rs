@@ -38,6 +38,12 @@ impl Signal {
         while matches!((&self.writer).write(&[1]), Err(error) if error.kind() == ErrorKind::Interrupted) {}
     }
 
+    /// Returns whether the next sleep would end at once.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn is_raised(&self) -> bool {
+        self.is_raised.load(Ordering::Acquire)
+    }
+
     /// Resets the signal; only for the thread that polls, when the pipe is readable. The byte is
     /// read before the flag is cleared: a thread that raises in between writes no byte, but its
     /// change is already visible to the check that follows.

@@ -2,7 +2,7 @@
 //!
 //! A transport moves frames, notices when a peer is gone, and puts the rank to sleep until
 //! something has changed. It knows neither collectives nor their deadlines. `stream/` implements it
-//! over sockets.
+//! over sockets, `mpi/` over MPI.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,6 +36,17 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Sends what the links accept of what is queued; returns whether anything was sent.
     fn flush(&self) -> bool;
+
+    /// Returns whether queued frames leave between collectives, too. If not, a collective ends only
+    /// when all have left.
+    fn sends_between_collectives(&self) -> bool;
+
+    /// Returns the size of a payload below which a frame costs more than its bytes; equal on all
+    /// ranks.
+    fn smallest_piece_bytes(&self) -> usize;
+
+    /// Returns whether the ranks that are left can continue when others are lost.
+    fn can_regroup(&self) -> bool;
 
     /// Sleeps until a link may have changed, a [`Waker`] was used, a peer has been silent for too
     /// long since `since`, or `limit` has passed; returns the time slept. The only place where the

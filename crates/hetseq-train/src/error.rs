@@ -113,7 +113,9 @@ impl TrainError {
     /// 2).
     pub fn is_usage(&self) -> bool {
         matches!(self, TrainError::Config(_) | TrainError::Task { .. })
-            || matches!(self, TrainError::Comm(CommError::Mismatch { .. }))
+            || matches!(self, TrainError::Comm(CommError::Mismatch { .. } | CommError::Differ { .. }))
+            || matches!(self, TrainError::Comm(CommError::WithoutMpi | CommError::NotLaunched))
+            || matches!(self, TrainError::Comm(CommError::OtherLauncher { .. }))
             || matches!(self, TrainError::Optim(_) | TrainError::Data(_) | TrainError::Balance(_))
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hetseq_balance::SplitMode;
-use hetseq_comm::RankEnv;
+use hetseq_comm::{RankEnv, TransportKind};
 use hetseq_metrics::terminal;
 
 use crate::checkpoint::weights;
@@ -61,7 +61,7 @@ impl std::fmt::Debug for RunOptions {
 }
 
 /// Trains a task.
-pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) -> Result<RunOutcome, TrainError> {
+pub(crate) fn train(task: &OpenedTask, mut config: RunConfig, options: &RunOptions) -> Result<RunOutcome, TrainError> {
     let started = Instant::now();
     check_best_metric(task, &config)?;
     if config.valid.patience.is_some() && task.data.lengths(Split::Valid).samples() == 0 {
@@ -72,10 +72,15 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
         return Err(TrainError::Config("--weight needs batch.split = \"weights\"; set that too".to_owned()));
     }
     let stop = StopFlag::default();
+    if !options.join.is_empty() && config.comm.transport == TransportKind::Mpi {
+        return Err(TrainError::Config(
+            "--join needs comm.transport = \"tcp\", as on all ranks of that run".to_owned(),
+        ));
+    }
     if !options.join.is_empty() && !config.elastic.enabled {
         return Err(TrainError::Config("--join needs elastic.enabled = true, as on all ranks of that run".to_owned()));
     }
-    let mut session = Session::assemble("train", task, &config, options).map_err(|error| match error {
+    let mut session = Session::assemble("train", task, &config, options, &stop).map_err(|error| match error {
         TrainError::Comm(reason) if options.rejoin => TrainError::CutOff {
             reason: format!("this process could not join the run again: {reason}"),
             saved: "It has nothing to save".to_owned(),
@@ -83,6 +88,14 @@ pub(crate) fn train(task: &OpenedTask, config: RunConfig, options: &RunOptions) 
         },
         error => error,
     })?;
+    if config.comm.transport == TransportKind::Mpi
+        && std::mem::take(&mut config.elastic.enabled)
+        && session.group.rank() == 0
+    {
+        tracing::info!(
+            "comm.transport = \"mpi\": if a rank is lost, the run ends, and the same command resumes it from its last checkpoint"
+        );
+    }
     stop.set_may_leave(config.elastic.enabled && session.group.world() > 1);
     let checked = check_and_measure(&mut session, &config, options, &stop);
     if let Some(running) = session.running.take() {
@@ -117,7 +130,7 @@ pub(crate) fn eval(
     options: &RunOptions,
     checkpoint: Option<&Path>,
 ) -> Result<(Option<PathBuf>, Evaluation), TrainError> {
-    let mut session = Session::assemble("eval", task, config, options)?;
+    let mut session = Session::assemble("eval", task, config, options, &StopFlag::default())?;
     let probed = session.probe_cluster(config, options, ProbeMode::Skip);
     let result = probed.and_then(|()| eval_with(&mut session, config, checkpoint));
     session.leave(result)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use hetseq_comm::Algorithm;
+use hetseq_comm::{Algorithm, TransportKind};
 use hetseq_train::Dtype;
 use hetseq_train::bench::geometries;
 use serde::de::{DeserializeOwned, IntoDeserializer};
@@ -28,7 +28,8 @@ pub(crate) enum BenchArgs {
 #[command(after_help = "Examples:
   hetseq bench comm --world 2,4 --mb 25                   processes on this machine
   hetseq bench comm --wire-dtype f32,bf16 --json          for scripts
-  srun --ntasks-per-node=1 hetseq bench comm --mb 440     one rank per node under Slurm")]
+  srun --ntasks-per-node=1 hetseq bench comm --mb 440     one rank per node under Slurm
+  mpirun -n 2 hetseq bench comm --transport mpi           over MPI")]
 pub(crate) struct BenchCommArgs {
     /// Number of ranks to start on this machine; several values are timed in turn
     #[arg(long, value_delimiter = ',', default_value = "2")]
@@ -51,6 +52,10 @@ pub(crate) struct BenchCommArgs {
     /// Measure the links first and weight each rank's shard by its link, as training does
     #[arg(long, alias = "measure")]
     pub(crate) measure_links: bool,
+    /// Exchange data over `tcp`, or over `mpi` (feature `mpi`; start it with mpirun or srun)
+    #[arg(long, default_value = "tcp",
+          value_parser = PossibleValuesParser::new(["tcp", "mpi"]).try_map(named::<TransportKind>))]
+    pub(crate) transport: TransportKind,
     /// Encrypt the traffic
     #[arg(long)]
     pub(crate) encrypt: bool,

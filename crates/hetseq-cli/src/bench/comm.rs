@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use hetseq_comm::{
-    Algorithm, CommError, Contribution, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, WireFormat,
+    Algorithm, CommError, Contribution, Group, Identity, Options, RankEnv, Rendezvous, Secret, Shards, TransportKind,
+    WireFormat,
 };
 use hetseq_metrics::median;
 use hetseq_train::{Dtype, wire_format};
@@ -24,9 +25,11 @@ use crate::renamed;
 use crate::train::secret;
 
 pub(crate) fn comm(args: &BenchCommArgs) -> anyhow::Result<ExitCode> {
-    let rank_env = args.rank_args.rank_env()?;
+    let rank_env = args.rank_args.rank_env(args.transport)?;
     if rank_env.world > 1 {
         check(args, rank_env.world)?;
+    }
+    if rank_env.world > 1 || args.transport == TransportKind::Mpi {
         measure(args, &rank_env)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -127,17 +130,25 @@ struct Report {
 fn measure(args: &BenchCommArgs, rank_env: &RankEnv) -> anyhow::Result<()> {
     let secret = match secret()? {
         Some(secret) => Secret::Given(secret),
-        // With a shared directory the ranks exchange a secret there.
+        // With a shared directory the ranks exchange a secret there; MPI has its launcher.
         None if matches!(rank_env.rendezvous, Rendezvous::Directory(_)) => Secret::None,
+        None if args.transport == TransportKind::Mpi => Secret::None,
         None => {
             let problem = "HETSEQ_SECRET is not set, and without it any program that reaches the port could join: set it to \
                            the same value on all ranks; export HETSEQ_SECRET=$(openssl rand -hex 16) generates one";
             return Err(UsageError(problem.to_owned()).into());
         }
     };
-    let options = Options { join: Duration::from_secs(60), secret, encrypt: args.encrypt, ..Options::default() };
+    let options = Options {
+        join: Duration::from_secs(60),
+        secret,
+        encrypt: args.encrypt,
+        transport: args.transport,
+        ..Options::default()
+    };
     let identity = Identity::new().with("command", "bench comm").with("build", hetseq_train::BUILD);
     let mut group = Group::join(rank_env, &identity, &options)?;
+    check(args, group.world())?;
     let prints = group.rank() == 0;
     let weights = if args.measure_links { measured_shard_weights(&mut group)? } else { args.shard_weight.clone() };
     if prints && !args.json {

@@ -113,6 +113,22 @@ impl Job {
         self
     }
 
+    /// The same ranks, started together by `mpirun`, which is then the only process of the job.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn under_mpirun(&self) -> Self {
+        let of_rank = |rank: &Rank| -> Vec<OsString> {
+            self.args.iter().cloned().chain(rank.args.iter().map(OsString::from)).collect()
+        };
+        let [first, others @ ..] = &self.ranks[..] else { panic!("a job without ranks") };
+        let next = [":", "-n", "1", env!("CARGO_BIN_EXE_hetseq")];
+        let others = others.iter().flat_map(|rank| next.iter().map(OsString::from).chain(of_rank(rank)));
+        let args = of_rank(first).into_iter().chain(others).collect();
+        // As many ranks as there are, on any machine, also by root in a container.
+        let mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "1"];
+        let job = Job { args, ranks: vec![Rank::default()], ..self.clone() };
+        job.under(&mpirun).env_on(0, "PATH", "/usr/local/bin:/usr/bin:/bin")
+    }
+
     pub(crate) fn arg_on(mut self, rank: usize, arg: &str) -> Self {
         self.ranks[rank].args.push(arg.to_owned());
         self

@@ -40,6 +40,7 @@ mod help;
 mod images;
 mod leaving;
 mod migrate;
+mod mpi;
 mod optimizers;
 mod overrides;
 mod precision;

@@ -108,6 +108,8 @@ pub enum FrameError {
     Generation { theirs: u64, ours: u64 },
     #[error("a frame or message of {bytes} bytes, the limit is {limit_bytes}")]
     TooLarge { bytes: u64, limit_bytes: u64 },
+    #[error("a message of {bytes} bytes, which is not the length in its header")]
+    WrongLength { bytes: u64 },
     #[error("checksum {found:08x} instead of {expected:08x}: the data was damaged in transit")]
     Checksum { expected: u32, found: u32 },
     #[error("an empty frame that does not end its message")]

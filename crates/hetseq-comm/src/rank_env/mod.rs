@@ -11,15 +11,19 @@
 //!    `MASTER_ADDR` and `MASTER_PORT`. `env://` means: as if no flags were given. With
 //!    `file:///shared/dir` no rank is needed: rank 0 assigns the numbers.
 //! 2. **`RANK`**, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, as torchrun sets them.
-//! 3. **`OMPI_COMM_WORLD_RANK`** and `OMPI_COMM_WORLD_SIZE`. The address is `MASTER_ADDR`, else
-//!    this machine if all ranks are on it; the port is `MASTER_PORT`, else derived from the job's
-//!    name. Before Slurm, because `mpirun` inside a Slurm job starts its ranks with Slurm's
-//!    variables set.
+//! 3. **`OMPI_COMM_WORLD_RANK`** and `OMPI_COMM_WORLD_SIZE` of Open MPI, or **`PMI_RANK`**,
+//!    `PMI_SIZE` and `MPI_LOCALNRANKS` of MPICH and its relatives. The address is `MASTER_ADDR`,
+//!    else this machine if all ranks are on it; the port is `MASTER_PORT`, else derived from the
+//!    job's name, which only Open MPI sets. Before Slurm, because `mpirun` inside a Slurm job starts
+//!    its ranks with Slurm's variables set.
 //! 4. **`SLURM_PROCID`** and `SLURM_NTASKS` of a step (`SLURM_STEP_ID`), that is, under `srun`.
 //!    The address is `MASTER_ADDR`, else the first host of `SLURM_STEP_NODELIST` or
 //!    `SLURM_JOB_NODELIST`; the port is `MASTER_PORT`, else derived from the job's number. A batch
 //!    script, or a shell of `salloc`, may have `SLURM_PROCID` 0 too, but it is a single process.
 //! 5. Otherwise this is a single process.
+//!
+//! For ranks that exchange data over MPI (`comm.transport`) only launchers count, and there is no
+//! address: MPI itself knows the ranks, and the variables are compared with it.
 
 mod address;
 mod hostlist;
@@ -38,6 +42,8 @@ pub enum Rendezvous {
     Tcp { host: String, port: u16 },
     /// The ranks share this directory and find each other by files in it.
     Directory(PathBuf),
+    /// MPI connects the ranks.
+    Mpi,
 }
 
 /// Prints it as users write it.
@@ -47,6 +53,7 @@ impl fmt::Display for Rendezvous {
             Rendezvous::Alone => out.write_str("nowhere"),
             Rendezvous::Tcp { host, port } if host.contains(':') => write!(out, "tcp://[{host}]:{port}"),
             Rendezvous::Tcp { host, port } => write!(out, "tcp://{host}:{port}"),
+            Rendezvous::Mpi => out.write_str("MPI"),
             Rendezvous::Directory(path) => write!(out, "file://{}", path.display()),
         }
     }
@@ -77,7 +84,11 @@ pub struct RankFlags {
 const FLAGS: &str = "the --distributed flags";
 const TORCHRUN: &str = "RANK and WORLD_SIZE";
 const SLURM: &str = "SLURM_PROCID and SLURM_NTASKS";
-const MPI: &str = "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE";
+const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE";
+const MPICH: &str = "PMI_RANK and PMI_SIZE";
+const OTHER_LAUNCHER: &str = "the variables of a launcher";
+/// Variables that show that a launcher of MPI has started this process. Only MPI knows the rest.
+const UNNUMBERED: [&str; 4] = ["PMIX_RANK", "PMI_ID", "PALS_RANKID", "FLUX_TASK_RANK"];
 const NOTHING: &str = "no launch flags or variables";
 
 impl RankEnv {
@@ -90,6 +101,39 @@ impl RankEnv {
             return from_variables(&env);
         }
         from_flags(flags, from_env, &env)
+    }
+
+    /// Finds the rank of a process that exchanges data over MPI; a single process if no launcher
+    /// has set any variable, and no rank if only MPI knows it.
+    pub fn find_for_mpi(flags: &RankFlags, env: &dyn Fn(&str) -> Option<String>) -> Result<RankEnv, CommError> {
+        if *flags != RankFlags::default() {
+            return problem("over MPI the launcher says which rank this is: leave out the --distributed flags");
+        }
+        let env = Env(env);
+        let is_srun = srun_step(&env).is_some();
+        let launchers = [
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", OPEN_MPI),
+            ("PMI_RANK", "PMI_SIZE", MPICH),
+            ("SLURM_PROCID", "SLURM_NTASKS", SLURM),
+        ];
+        for (rank_name, world_name, source) in launchers {
+            if let (Some(rank), Some(world)) = (env.number(rank_name)?, env.number(world_name)?)
+                && (source != SLURM || is_srun)
+            {
+                check_range(rank, world, rank_name, world_name)?;
+                return Ok(RankEnv { rank: Some(rank), world, rendezvous: Rendezvous::Mpi, source });
+            }
+        }
+        if UNNUMBERED.iter().any(|name| env.text(name).is_some()) {
+            return Ok(RankEnv { rank: None, world: 1, rendezvous: Rendezvous::Mpi, source: OTHER_LAUNCHER });
+        }
+        Ok(RankEnv::alone(NOTHING))
+    }
+
+    /// Returns whether flags or a launcher decided, and not their absence.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn is_launched(&self) -> bool {
+        self.source != NOTHING
     }
 
     fn alone(source: &'static str) -> RankEnv {
@@ -176,9 +220,12 @@ fn from_flags(flags: &RankFlags, from_env: bool, env: &Env<'_>) -> Result<RankEn
 
 /// Returns rank and world size from the launcher that set them.
 fn numbers_from_env(env: &Env<'_>) -> Result<(Option<usize>, Option<usize>), CommError> {
-    for (rank, world) in
-        [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")]
-    {
+    for (rank, world) in [
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+    ] {
         if let Some(number) = env.number(rank)? {
             return Ok((Some(number), env.number(world)?));
         }
@@ -191,7 +238,12 @@ fn from_variables(env: &Env<'_>) -> Result<RankEnv, CommError> {
         return from_torchrun(rank, env);
     }
     if let Some(rank) = env.number("OMPI_COMM_WORLD_RANK")? {
-        return from_mpi(rank, env);
+        let names = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"];
+        return from_mpirun(rank, names, OPEN_MPI, env);
+    }
+    // `srun` may set the first two as well; then Slurm's own variables say more.
+    if let (Some(rank), Some(_)) = (env.number("PMI_RANK")?, env.text("MPI_LOCALNRANKS")) {
+        return from_mpirun(rank, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"], MPICH, env);
     }
     if let Some(rank) = env.number("SLURM_PROCID")? {
         return match srun_step(env) {
@@ -216,7 +268,7 @@ fn srun_step(env: &Env<'_>) -> Option<String> {
 /// `None` if there is only one, or if something else says which rank this is.
 pub fn unused_slurm_tasks(env: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
     let env = Env(env);
-    let is_launched = ["RANK", "OMPI_COMM_WORLD_RANK"].iter().any(|name| env.text(name).is_some());
+    let is_launched = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|name| env.text(name).is_some());
     let tasks = env.number("SLURM_NTASKS").ok().flatten().filter(|&tasks| tasks > 1)?;
     (!is_launched && srun_step(&env).is_none()).then_some(tasks)
 }
@@ -270,22 +322,30 @@ fn first_slurm_host(env: &Env<'_>) -> Result<String, CommError> {
     problem("neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set; set MASTER_ADDR to rank 0's host")
 }
 
-fn from_mpi(rank: usize, env: &Env<'_>) -> Result<RankEnv, CommError> {
-    let Some(world) = env.number("OMPI_COMM_WORLD_SIZE")? else {
-        return problem(format!("OMPI_COMM_WORLD_RANK is {rank} but OMPI_COMM_WORLD_SIZE is not set"));
+/// `names` are the variables of the rank, the world size, and the number of ranks on this machine.
+fn from_mpirun(
+    rank: usize,
+    names: [&'static str; 3],
+    source: &'static str,
+    env: &Env<'_>,
+) -> Result<RankEnv, CommError> {
+    let [rank_name, world_name, local_name] = names;
+    let Some(world) = env.number(world_name)? else {
+        return problem(format!("{rank_name} is {rank} but {world_name} is not set"));
     };
-    check_range(rank, world, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")?;
-    check_same_world(world, "OMPI_COMM_WORLD_SIZE", env)?;
+    check_range(rank, world, rank_name, world_name)?;
+    check_same_world(world, world_name, env)?;
     if world == 1 {
-        return Ok(RankEnv::alone(MPI));
+        return Ok(RankEnv::alone(source));
     }
     let host = match env.master_host()? {
         Some(host) => host,
-        None if env.number("OMPI_COMM_WORLD_LOCAL_SIZE")? == Some(world) => "127.0.0.1".to_owned(),
+        None if env.number(local_name)? == Some(world) => "127.0.0.1".to_owned(),
         None => {
             return problem(
                 "mpirun started ranks on several machines but MASTER_ADDR is not set; pass it on with \
-                 mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>",
+                 mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>, or use MPI itself \
+                 (comm.transport = \"mpi\")",
             );
         }
     };
@@ -294,10 +354,13 @@ fn from_mpi(rank: usize, env: &Env<'_>) -> Result<RankEnv, CommError> {
         (Some(port), _) => port,
         (None, Some(job)) => address::port_of_job(&format!("mpi {job}")),
         (None, None) => {
-            return problem("mpirun set no job name to derive a port from; set MASTER_PORT");
+            return problem(
+                "mpirun set no job name to derive a port from; set MASTER_PORT to a free port, or use MPI itself \
+                 (comm.transport = \"mpi\")",
+            );
         }
     };
-    Ok(RankEnv { rank: Some(rank), world, rendezvous: Rendezvous::Tcp { host, port }, source: MPI })
+    Ok(RankEnv { rank: Some(rank), world, rendezvous: Rendezvous::Tcp { host, port }, source })
 }
 
 fn check_range(rank: usize, world: usize, rank_name: &str, world_name: &str) -> Result<(), CommError> {

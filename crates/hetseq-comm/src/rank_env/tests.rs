@@ -212,7 +212,7 @@ fn mpi_variables() {
     let with = |more: &[(&'static str, &'static str)]| [&job[..], more].concat();
     let env = from_env(&job);
     let Rendezvous::Tcp { host, port } = &env.rendezvous else { panic!("{env:?}") };
-    assert_eq!((env.rank, env.world, host.as_str(), env.source), (Some(1), 2, "127.0.0.1", MPI));
+    assert_eq!((env.rank, env.world, host.as_str(), env.source), (Some(1), 2, "127.0.0.1", OPEN_MPI));
     assert!((15_000..30_000).contains(port));
     let spread = ("OMPI_COMM_WORLD_LOCAL_SIZE", "1");
     assert_eq!(from_env(&with(&[spread, MASTER[0], MASTER[1]])).rendezvous, tcp("alpha", 2900));
@@ -227,6 +227,42 @@ fn mpi_variables() {
         let text = error(&none, &variables);
         assert!(text.contains(expected), "{variables:?}: {text}");
     }
+}
+
+#[test]
+fn mpich_variables() {
+    let job = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
+    let with = |more: &[(&'static str, &'static str)]| [&job[..], more].concat();
+    let env = from_env(&with(&[("MASTER_PORT", "2900")]));
+    assert_eq!(env, RankEnv { rank: Some(1), world: 2, rendezvous: tcp("127.0.0.1", 2900), source: MPICH });
+    assert!(error(&RankFlags::default(), &job).contains("set MASTER_PORT"));
+    // `mpirun` inside a Slurm job, and `srun`, which sets the first two as well.
+    let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_STEP_ID", "0"), ("SLURM_JOB_ID", "5")];
+    assert_eq!(from_env(&with(&[&slurm[..], &MASTER].concat())).source, MPICH);
+    assert_eq!(from_env(&[&job[..2], &slurm, &MASTER].concat()).source, SLURM);
+}
+
+#[test]
+fn over_mpi_only_launchers_count() {
+    let find = |flags: &RankFlags, variables: &[(&str, &str)]| {
+        let env: HashMap<&str, &str> = variables.iter().copied().collect();
+        RankEnv::find_for_mpi(flags, &|name| env.get(name).map(|value| (*value).to_owned()))
+    };
+    let none = RankFlags::default();
+    for (names, source) in [
+        (["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"], OPEN_MPI),
+        (["PMI_RANK", "PMI_SIZE"], MPICH),
+        (["SLURM_PROCID", "SLURM_NTASKS"], SLURM),
+    ] {
+        let job = [(names[0], "1"), (names[1], "2"), ("SLURM_STEP_ID", "0"), ("RANK", "7"), ("WORLD_SIZE", "8")];
+        let expected = RankEnv { rank: Some(1), world: 2, rendezvous: Rendezvous::Mpi, source };
+        assert_eq!(find(&none, &job).unwrap(), expected);
+        assert!(find(&none, &[(names[0], "2"), job[1], job[2]]).is_err());
+    }
+    assert_eq!(find(&none, &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")]).unwrap(), RankEnv::alone(NOTHING));
+    let unnumbered = find(&none, &[("PMIX_RANK", "1")]).unwrap();
+    assert_eq!((unnumbered.rank, unnumbered.source), (None, OTHER_LAUNCHER));
+    assert!(find(&flags(None, Some(2), Some(1)), &[]).unwrap_err().to_string().contains("leave out"));
 }
 
 proptest! {

@@ -34,13 +34,13 @@ pub(super) struct Broadcast<'a> {
 impl<'a> Broadcast<'a> {
     pub(super) fn new(mesh: &Mesh, root: usize, data: &'a mut [f32]) -> Broadcast<'a> {
         let (len, world) = (data.len(), mesh.world());
-        let shards = Shards::even(len, world);
+        let (shards, smallest) = (Shards::even(len, world), mesh.transport.smallest_piece_bytes());
         Broadcast {
             rank: mesh.rank,
             root,
             data,
             codec: Codec::new(WireFormat::F32, len),
-            chunks: (0..world).map(|owner| Chunks::of(shards.of(owner), len, world)).collect(),
+            chunks: (0..world).map(|owner| Chunks::of(shards.of(owner), len, world, smallest)).collect(),
             sent: vec![0; world],
             received: vec![0; world],
             encoded: Results::for_receivers(world - 1),

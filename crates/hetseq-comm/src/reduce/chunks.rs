@@ -5,8 +5,6 @@ use std::ops::Range;
 
 use crate::frame::CHUNK_BYTES;
 
-/// Below this size a frame costs more in wake-ups than in bytes.
-const SMALLEST_FLOATS: usize = (16 << 10) / 4;
 const LARGEST_FLOATS: usize = CHUNK_BYTES / 4;
 /// Enough pieces per part for sending, adding and returning to overlap.
 const PIECES: usize = 4;
@@ -19,9 +17,10 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// The pieces of `part` of a vector of `len` values over `world` ranks.
-    pub(super) fn of(part: Range<usize>, len: usize, world: usize) -> Chunks {
-        let floats = (len / world.max(1) / PIECES).clamp(SMALLEST_FLOATS, LARGEST_FLOATS);
+    /// The pieces of `part` of a vector of `len` values over `world` ranks. Below `smallest_bytes` a
+    /// frame costs more than its bytes.
+    pub(super) fn of(part: Range<usize>, len: usize, world: usize, smallest_bytes: usize) -> Chunks {
+        let floats = (len / world.max(1) / PIECES).max(smallest_bytes / 4).min(LARGEST_FLOATS);
         Chunks { part, floats }
     }
 
@@ -49,7 +48,7 @@ mod tests {
         #[test]
         fn chunks_cover_their_part_in_order(start in 0usize..1_000, length in 0usize..3_000_000, world in 1usize..9) {
             let part = start..start + length;
-            let chunks = Chunks::of(part.clone(), part.end, world);
+            let chunks = Chunks::of(part.clone(), part.end, world, 16 << 10);
             let mut next = part.start;
             for index in 0..chunks.count() {
                 let chunk = chunks.get(index);

@@ -89,7 +89,9 @@ impl<'a, F> Direct<'a, F> {
     ) -> Direct<'a, F> {
         buffers.sum.resize(shards.len(), 0.0);
         let (rank, world) = (mesh.rank, mesh.world());
-        let chunks: Vec<Chunks> = (0..world).map(|owner| Chunks::of(shards.of(owner), shards.len(), world)).collect();
+        let smallest = mesh.transport.smallest_piece_bytes();
+        let chunks: Vec<Chunks> =
+            (0..world).map(|owner| Chunks::of(shards.of(owner), shards.len(), world, smallest)).collect();
         // Keep the memory of this update for the next: allocating costs more than adding.
         mesh.pool.raise_max_spare((chunks[rank].count() + 8) * world);
         Direct {

@@ -46,9 +46,10 @@ struct Order {
 }
 
 impl Order {
-    fn new(rank: usize, shards: &Shards) -> Order {
+    fn new(rank: usize, shards: &Shards, smallest_bytes: usize) -> Order {
         let world = shards.world();
-        let part = |hop: usize| Chunks::of(shards.of((rank + 2 * world - hop) % world), shards.len(), world);
+        let owner = |hop: usize| (rank + 2 * world - hop) % world;
+        let part = |hop: usize| Chunks::of(shards.of(owner(hop)), shards.len(), world, smallest_bytes);
         let parts: Vec<Chunks> = (0..2 * (world - 1)).map(part).collect();
         let longest = parts.iter().map(Chunks::count).max().unwrap_or_default();
         let mut order = Order { turns: longest + parts.len() * TURNS_PER_HOP, parts, next: Piece::default() };
@@ -105,6 +106,7 @@ impl<'a> Ring<'a> {
     pub(super) fn new(mesh: &Mesh, own: Arc<Vec<f32>>, sum: &'a mut [f32], shards: &Shards) -> Ring<'a> {
         let (rank, world) = (mesh.rank, mesh.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
+        let smallest_bytes = mesh.transport.smallest_piece_bytes();
         Ring {
             own,
             sum,
@@ -112,8 +114,8 @@ impl<'a> Ring<'a> {
             world,
             left,
             right,
-            outgoing: Order::new(rank, shards),
-            incoming: Order::new(left, shards),
+            outgoing: Order::new(rank, shards, smallest_bytes),
+            incoming: Order::new(left, shards, smallest_bytes),
             passing: VecDeque::new(),
             most_passing: 2 * (world - 1) * (TURNS_PER_HOP + 1),
         }
@@ -194,7 +196,7 @@ mod tests {
     use super::*;
 
     fn order(rank: usize, shards: &Shards) -> Vec<(usize, Range<usize>)> {
-        let mut order = Order::new(rank, shards);
+        let mut order = Order::new(rank, shards, 16 << 10);
         std::iter::from_fn(|| order.next().inspect(|_| order.advance()))
             .map(|(piece, range, _)| (piece.hop, range))
             .collect()

@@ -259,7 +259,7 @@ impl Porter {
     /// Why a process cannot be a member, if this is rank 0.
     fn mismatch(&self, roster: &Roster, hello: &Hello) -> Option<Refusal> {
         let Host { name, identity } = &self.host;
-        let mismatch = Mismatch::of(name, identity, hello).filter(|_| roster.rank == 0)?;
+        let mismatch = Mismatch::of_newcomer(name, identity, hello).filter(|_| roster.rank == 0)?;
         tracing::warn!("a process wants to join this run and cannot: {}", mismatch.summary());
         Some(Refusal::Mismatch(mismatch.for_reader(Reader::Other)))
     }

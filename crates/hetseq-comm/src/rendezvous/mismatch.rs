@@ -47,24 +47,25 @@ impl Mismatch {
             let (on_zero, on_other) = (Some(context.world.to_string()), Some(hello.world.to_string()));
             differences.insert(0, Difference { key: "world size".to_owned(), on_zero, on_other });
         }
-        Mismatch::new(&context.name, differences, hello)
+        Mismatch::of(differences, (&context.name, hello.rank, &shown_name(&hello.name)), Reader::Rank0)
     }
 
     /// Compares a newcomer with rank 0, `name`. It may have been started with any number of ranks.
-    pub(super) fn of(name: &str, identity: &Identity, hello: &Hello) -> Option<Mismatch> {
-        Mismatch::new(name, identity.differences(&hello.identity), hello)
+    pub(super) fn of_newcomer(name: &str, identity: &Identity, hello: &Hello) -> Option<Mismatch> {
+        let differences = identity.differences(&hello.identity);
+        Mismatch::of(differences, (name, hello.rank, &shown_name(&hello.name)), Reader::Rank0)
     }
 
-    fn new(rank0_name: &str, mut differences: Vec<Difference>, hello: &Hello) -> Option<Mismatch> {
+    /// `None` without differences.
+    fn of(
+        mut differences: Vec<Difference>,
+        (rank0_name, rank, name): (&str, Option<u64>, &str),
+        reader: Reader,
+    ) -> Option<Mismatch> {
         differences.truncate(DIFFERENCES_LIMIT);
         differences.iter_mut().for_each(Difference::shorten);
-        (!differences.is_empty()).then(|| Mismatch {
-            rank0_name: rank0_name.to_owned(),
-            rank: hello.rank,
-            name: shown_name(&hello.name),
-            differences,
-            reader: Reader::Rank0,
-        })
+        let (rank0_name, name) = (rank0_name.to_owned(), name.to_owned());
+        (!differences.is_empty()).then_some(Mismatch { rank0_name, rank, name, differences, reader })
     }
 
     pub(super) fn for_reader(&self, reader: Reader) -> Mismatch {
@@ -103,6 +104,23 @@ impl Mismatch {
             format!("{key}: {on_rank0}, {on_other}")
         }
     }
+}
+
+/// How ranks differ from rank 0, worded for the reader `own`. `ranks` are the names and identities of
+/// all, in rank order. For groups in which each rank knows all others from the start.
+#[cfg(any(test, feature = "mpi"))]
+pub(crate) fn differences_from_rank0(own: usize, ranks: &[(&str, &Identity)]) -> Vec<String> {
+    let Some((&(rank0_name, of_rank0), others)) = ranks.split_first() else { return Vec::new() };
+    let mismatch = |(index, &(name, identity)): (usize, &(&str, &Identity))| {
+        let rank = index + 1;
+        let reader = match own {
+            0 => Reader::Rank0,
+            own if own == rank => Reader::Other,
+            _ => Reader::Bystander,
+        };
+        Mismatch::of(of_rank0.differences(identity), (rank0_name, Some(rank as u64), name), reader)
+    };
+    others.iter().enumerate().filter_map(mismatch).flat_map(|mismatch| mismatch.lines()).collect()
 }
 
 fn named(rank: Option<u64>, name: &str) -> String {
@@ -206,5 +224,21 @@ mod tests {
         }
         let kept: usize = refused.causes(|_| false).iter().map(|mismatch| mismatch.differences.len()).sum();
         assert_eq!(kept, DIFFERENCES_LIMIT);
+    }
+
+    #[test]
+    fn each_rank_reads_the_differences_from_its_own_side() {
+        let (zero, other) = (Identity::new().with("seed", 1), Identity::new().with("seed", 2));
+        let ranks = [("alpha", &zero), ("beta", &zero), ("gamma", &other)];
+        let texts = [0, 1, 2].map(|own| differences_from_rank0(own, &ranks).join("; "));
+        assert_eq!(
+            texts,
+            [
+                "seed: 1 here, 2 on rank 2 (gamma)",
+                "seed: 1 on rank 0 (alpha), 2 on rank 2 (gamma)",
+                "seed: 2 here, 1 on rank 0 (alpha)"
+            ]
+        );
+        assert!(differences_from_rank0(0, &ranks[..2]).is_empty());
     }
 }

@@ -38,6 +38,8 @@ pub(crate) use card::{MemberCard, MembersFile};
 pub use door::Candidate;
 pub(crate) use door::{Arrival, Door, Roster};
 pub(crate) use handshake::Welcome;
+#[cfg(feature = "mpi")]
+pub(crate) use mismatch::differences_from_rank0;
 pub(crate) use newcomer::Entered;
 pub use newcomer::RunningGroup;
 
@@ -153,7 +155,7 @@ pub(crate) fn join(rank_env: &RankEnv, identity: &Identity, options: &Options) -
     let found = match &rank_env.rendezvous {
         Rendezvous::Tcp { host, port } => FixedAddress { context: &context, host, port: *port }.join()?,
         Rendezvous::Directory(dir) => directory::join(&context, dir)?,
-        Rendezvous::Alone => {
+        Rendezvous::Alone | Rendezvous::Mpi => {
             let problem = format!("a world of {world} ranks needs a rendezvous ({})", rank_env.source);
             return Err(CommError::RankEnv { problem });
         }

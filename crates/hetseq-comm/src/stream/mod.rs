@@ -106,6 +106,19 @@ impl Transport for StreamTransport {
         self.links().filter(|link| locked(link).write()).count() > 0
     }
 
+    fn sends_between_collectives(&self) -> bool {
+        true
+    }
+
+    /// A frame costs a wake-up of its receiver.
+    fn smallest_piece_bytes(&self) -> usize {
+        16 << 10
+    }
+
+    fn can_regroup(&self) -> bool {
+        true
+    }
+
     fn wait(&self, since: Instant, limit: Duration) -> Duration {
         await_traffic(self.links(), Some(&self.signal), since, limit)
     }

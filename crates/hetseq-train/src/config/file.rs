@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use hetseq_comm::TransportKind;
 use hetseq_fs::expand_home;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -66,6 +67,14 @@ impl ConfigSource {
                 Err(self.refused(&missing.unwrap_or_else(|| "run.task is missing".to_owned())))
             }
         }
+    }
+
+    /// The transport of the ranks, before the rest of the config is known to be valid.
+    pub fn transport(&self) -> Result<TransportKind, TrainError> {
+        let table = self.table()?;
+        let transport = table.get("comm").and_then(|comm| comm.get("transport")).cloned();
+        // An invalid value is reported with its line when the whole config is parsed.
+        Ok(transport.and_then(|transport| transport.try_into().ok()).unwrap_or_default())
     }
 
     /// The config of a task, with its paths made absolute.

@@ -73,11 +73,11 @@ fn keys_of(task: &TaskKeys, table: &Table) -> Vec<(String, String)> {
     keys
 }
 
-/// Whether a key, which is none of the task's, may differ between ranks. `comm.encrypt` may not: ranks
-/// notice that when they connect.
+/// Whether a key, which is none of the task's, may differ between ranks. `comm.encrypt` and
+/// `comm.transport` may not: ranks notice that when they connect.
 pub(super) fn may_differ(key: &str) -> bool {
     let is_local = LOCAL.iter().any(|local| is_under(key, local));
-    is_local && !SHARED.contains(&key) && key != "comm.encrypt"
+    is_local && !SHARED.contains(&key) && !["comm.encrypt", "comm.transport"].contains(&key)
 }
 
 /// Whether `key` is `section` or inside it.

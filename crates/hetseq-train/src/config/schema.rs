@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::devices::PrecisionPolicy;
 use hetseq_balance::SplitMode;
-use hetseq_comm::{Algorithm, WireFormat};
+use hetseq_comm::{Algorithm, TransportKind, WireFormat};
 use hetseq_data::GlobalBatch;
 use hetseq_kernels::Dtype;
 use serde::{Deserialize, Serialize};
@@ -169,6 +169,8 @@ pub enum OnSaveError {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Comm {
+    /// How ranks exchange data: `tcp` or `mpi`. The same on all ranks.
+    pub transport: TransportKind,
     /// The longest outage of the network that a run survives. A peer that sends nothing for this
     /// long, heartbeats included, and for as long as TCP may need to recover, is lost.
     pub silence_s: f64,
@@ -221,6 +223,7 @@ impl Comm {
 impl Default for Comm {
     fn default() -> Self {
         Comm {
+            transport: TransportKind::default(),
             silence_s: 10.0,
             progress_s: 1800.0,
             join_s: 300.0,

@@ -1,7 +1,7 @@
 //! Checks of config values that types cannot express. `file.rs` runs them when it reads a config.
 
 use hetseq_balance::SplitMode;
-use hetseq_comm::Algorithm;
+use hetseq_comm::{Algorithm, TransportKind};
 use hetseq_kernels::Dtype;
 
 use super::{Comm, Config, Every, LeaveWhen};
@@ -96,6 +96,12 @@ impl Comm {
     fn check(&self) -> Result<(), String> {
         if self.ports.is_some_and(|[first, last]| first > last || first == 0) {
             return Err("comm.ports: give the first and the last port, such as [29500, 29510]".to_owned());
+        }
+        if self.encrypt && self.transport == TransportKind::Mpi {
+            return Err(
+                "comm.encrypt: traffic over MPI cannot be encrypted; leave it out, or leave out comm.transport"
+                    .to_owned(),
+            );
         }
         if let Some(weight) = self.shard_weight.filter(|weight| !(weight.is_finite() && *weight >= 0.0)) {
             return Err(format!("comm.shard_weight = {weight} must be zero or more"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hetseq_balance::{CostTable, DeviceProfile, Planner, Profile, SplitMode};
 use hetseq_comm::{
-    Candidate, Group, Joining, Newcomers, Options, RegroupRules, Regrouped, RunningGroup, Secret, Waker,
+    Candidate, Group, Joining, Newcomers, Options, RegroupRules, Regrouped, RunningGroup, Secret, TransportKind, Waker,
 };
 use hetseq_metrics::terminal;
 use hetseq_optim::{Layout, Optimizer};
@@ -63,6 +63,7 @@ impl Session {
         task: &OpenedTask,
         config: &RunConfig,
         options: &RunOptions,
+        stop: &StopFlag,
     ) -> Result<Self, TrainError> {
         terminal::stamp_lines();
         // First, while nothing else needs the cores.
@@ -80,8 +81,8 @@ impl Session {
         let devices = Devices::start(task, &layout, &specs, config.run.precision, config.comm.device_timeout())?;
         let loader_pool = loader::pool(config.run.loader_threads, &specs, cores)?;
         let identity = identity(command, task, &layout)?;
-        let joining = Group::join_or_find(&options.rank_env, &identity, &comm_options(command, config, options))?;
-        let (group, running) = match joining {
+        let comm_options = comm_options(command, config, options, stop);
+        let (group, running) = match Group::join_or_find(&options.rank_env, &identity, &comm_options)? {
             Joining::Started(group) => (group, None),
             Joining::Running(running) => {
                 let hosts: Vec<&str> = running.hosts().collect();
@@ -362,8 +363,9 @@ fn too_many_threads(names: &str, specs: &[DeviceSpec], cores: usize) -> Option<S
     })
 }
 
-fn comm_options(command: &str, config: &RunConfig, options: &RunOptions) -> Options {
+fn comm_options(command: &str, config: &RunConfig, options: &RunOptions, stop: &StopFlag) -> Options {
     let comm = &config.comm;
+    let is_elastic = config.elastic.enabled && comm.transport == TransportKind::Tcp;
     let newcomers = Newcomers {
         members_file: run_dir(config).join(MEMBERS_FILE),
         join: options.join.clone(),
@@ -381,6 +383,8 @@ fn comm_options(command: &str, config: &RunConfig, options: &RunOptions) -> Opti
         secret: options.secret.clone().map_or_else(|| Secret::InDirectory(run_dir(config)), Secret::Given),
         encrypt: comm.encrypt,
         name: None,
-        newcomers: Some(newcomers).filter(|_| command == "train" && config.elastic.enabled),
+        newcomers: Some(newcomers).filter(|_| is_elastic && command == "train"),
+        transport: comm.transport,
+        terminated: stop.terminated(),
     }
 }

@@ -40,6 +40,8 @@ struct SharedFlag {
     asked: Mutex<Option<(StopCause, Instant)>>,
     /// Other ranks can continue without this one.
     may_leave: AtomicBool,
+    /// Whether SIGTERM was received, also after another signal.
+    terminated: Arc<AtomicBool>,
 }
 
 /// What asked a rank to stop. Other ranks report it.
@@ -135,6 +137,9 @@ impl StopFlag {
         let listen = move || {
             for signal in signals.forever() {
                 let reply = requests.take(signal, Instant::now());
+                if signal == SIGTERM {
+                    stop.0.terminated.store(true, Ordering::Relaxed);
+                }
                 if matches!(reply, Reply::Stop | Reply::IgnoreFirst) {
                     stop.ask(StopCause::of(signal));
                 }
@@ -169,6 +174,11 @@ impl StopFlag {
 
     pub(crate) fn is_set(&self) -> bool {
         self.get().is_some()
+    }
+
+    /// Becomes true when SIGTERM is received.
+    pub(crate) fn terminated(&self) -> Arc<AtomicBool> {
+        self.0.terminated.clone()
     }
 
     /// What asked this rank to stop.

@@ -145,7 +145,12 @@ const CHECKPOINT: [KeyRow; 4] = [
     ("on_error", "`\"continue\"`", "if a checkpoint cannot be written; or `\"stop\"`"),
 ];
 
-const COMM: [KeyRow; 10] = [
+const COMM: [KeyRow; 11] = [
+    (
+        "transport",
+        "`\"tcp\"`",
+        "`\"mpi\"`: exchange data over MPI, on sites with a fast network; without `[elastic]`, and only in a program built with the feature `mpi`",
+    ),
     (
         "silence_s",
         "`10.0`",
