@@ -62,6 +62,14 @@ struct Agreement {
     missing: Option<(PlannedUpdate, Vec<usize>)>,
 }
 
+/// Ranks that were asked to leave.
+struct Leavers {
+    /// Each request, with the host of its rank.
+    asked: Vec<(StopRequest, String)>,
+    /// The shares of all ranks before.
+    shares: Vec<(usize, f64)>,
+}
+
 /// Sets how the ranks of a new group decide who continues: by the run directory if all ranks share
 /// it, else by majority. A collective.
 pub(super) fn set_regroup_rules(session: &mut Session, config: &RunConfig) -> Result<(), TrainError> {
@@ -112,8 +120,8 @@ impl Trainer {
             return self.leave_group().map(Some);
         }
         let host = |request: StopRequest| (request, self.session.group.host(request.rank).to_owned());
-        let leaving: Vec<(StopRequest, String)> = std::mem::take(&mut self.leaving).into_iter().map(host).collect();
-        let before = self.planned_shares();
+        let asked = std::mem::take(&mut self.leaving).into_iter().map(host).collect();
+        let leavers = Leavers { asked, shares: self.planned_shares() };
         self.session.cluster.profile = self.pipeline.planner.profile();
         let mut lost = Vec::new();
         loop {
@@ -130,7 +138,7 @@ impl Trainer {
                     if lost.iter().any(|lost| lost.has_failed) {
                         self.repeats_failed = Some(self.learner.updates() + 1);
                     }
-                    self.emit_regrouped(lost, (leaving, before), regrouped.regroups, (started, interrupted_s));
+                    self.emit_regrouped(lost, leavers, regrouped.regroups, (started, interrupted_s));
                     return Ok(None);
                 }
                 Err(error) if self.can_recover(&error) => tracing::debug!("{error}"),
@@ -318,19 +326,17 @@ impl Trainer {
         Ok(())
     }
 
-    /// `leaving` are ranks that were asked to leave, with their hosts, and the shares of the ranks
-    /// before.
     fn emit_regrouped(
         &mut self,
         mut lost: Vec<LostRank>,
-        (leaving, shares): (Vec<(StopRequest, String)>, Vec<(usize, f64)>),
+        Leavers { asked, shares }: Leavers,
         regroups: u64,
         (started, interrupted_s): (Instant, f64),
     ) {
         let update = self.learner.updates();
         self.observer.emit_workers(update);
         self.observer.replace_workers(workers(&self.session));
-        for (StopRequest { rank, cause }, host) in leaving {
+        for (StopRequest { rank, cause }, host) in asked {
             let rank = shares.get(rank).map_or(rank, |(number, _)| *number);
             if let Some(at) = lost.iter().position(|lost| lost.rank == rank) {
                 lost.remove(at);
