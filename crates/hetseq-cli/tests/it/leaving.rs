@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use hetseq_metrics::Event;
+use hetseq_metrics::{Event, ShareChange};
 
 use crate::cluster::{Cluster, Job, codes};
 use crate::elastic::{UPDATES, assert_undisturbed, survivors};
@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(90);
 /// Slowed down, so that ranks leave long before the end. Checks after every update that all replicas
 /// are equal.
 fn job(dir: &RunDir, world: usize) -> Job {
-    let slowdown = vec!["20"; world].join(", ");
+    let slowdown = vec!["60"; world].join(", ");
     shipped(dir, UPDATES)
         .ranks(world)
         .set("emulate.slowdown", format!("[{slowdown}]"))
@@ -31,13 +31,10 @@ fn start(job: &Job, dir: &RunDir, update: u64) -> Cluster {
     cluster
 }
 
-/// The shares before and after of each rank that left, and how long the others were interrupted
-/// before they regrouped.
-fn left(dir: &RunDir) -> Vec<(usize, Vec<(usize, f64, f64)>)> {
+/// Each rank that left, with the shares of all ranks before and after.
+fn left(dir: &RunDir) -> Vec<(usize, Vec<ShareChange>)> {
     let left = |event| match event {
-        Event::Left { rank, shares, .. } => {
-            Some((rank, shares.into_iter().map(|share| (share.rank, share.before, share.after)).collect()))
-        }
+        Event::Left { rank, shares, .. } => Some((rank, shares)),
         _ => None,
     };
     dir.events().into_iter().filter_map(left).collect()
@@ -60,9 +57,10 @@ fn a_rank_hands_its_share_back() {
         assert_eq!(dir.membership_events(), expected);
         let [(rank, shares)] = &left(&dir)[..] else { panic!("{:?}", left(&dir)) };
         assert_eq!((*rank, shares.len()), (leaver, 3));
-        let sum = |part: fn(&(usize, f64, f64)) -> f64| shares.iter().map(part).sum::<f64>();
-        assert!((sum(|share| share.1) - 1.0).abs() < 1e-9 && (sum(|share| share.2) - 1.0).abs() < 1e-9, "{shares:?}");
-        assert!(shares.iter().all(|&(rank, before, after)| before > 0.0 && (after > 0.0) == (rank != leaver)));
+        let sum = |part: fn(&ShareChange) -> f64| shares.iter().map(part).sum::<f64>();
+        assert!((sum(|share| share.before) - 1.0).abs() < 1e-9, "{shares:?}");
+        assert!((sum(|share| share.after) - 1.0).abs() < 1e-9, "{shares:?}");
+        assert!(shares.iter().all(|share| share.before > 0.0 && (share.after > 0.0) == (share.rank != leaver)));
         let report = Job::new(["report".as_ref(), dir.path().as_os_str()]).succeed();
         assert!(
             report.contains(&format!("rank {leaver} (")) && report.contains(") left, asked by SIGTERM"),
@@ -127,7 +125,7 @@ fn too_few_ranks_stop_instead() {
 #[test]
 fn a_rank_leaves_before_the_first_update() {
     let dir = RunDir::new();
-    let mut cluster = shipped(&dir, 6).ranks(2).set("emulate.slowdown", "[10, 10]").start();
+    let mut cluster = shipped(&dir, 6).ranks(2).set("emulate.slowdown", "[60, 60]").start();
     cluster.wait_for_message("measuring what the devices can do");
     cluster.signal(0, "TERM");
     let ended = cluster.wait(SOON);

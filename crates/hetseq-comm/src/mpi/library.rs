@@ -91,7 +91,7 @@ impl MpiLibrary {
 
     /// Returns a message that has arrived: from any peer or tag if they are `None`. Messages of one
     /// peer match in the order in which they were sent.
-    pub(super) fn probe(&self, peer: Option<usize>, tag: Option<c_int>) -> Result<Option<Arrival>, MpiError> {
+    pub(super) fn probe(&self, peer: Option<usize>, tag: Option<c_int>) -> Result<Option<ProbedMessage>, MpiError> {
         // SAFETY: all pointers are to live variables, and plain C structs may be zero.
         unsafe {
             let peer = peer.map_or(ffi::RSMPI_ANY_SOURCE, |peer| peer as c_int);
@@ -108,7 +108,7 @@ impl MpiLibrary {
             let code = ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut bytes);
             check("MPI_Get_count", code)?;
             let (peer, tag) = (status.MPI_SOURCE as usize, status.MPI_TAG);
-            Ok(Some(Arrival { message, peer, tag, bytes: usize::try_from(bytes).unwrap_or_default() }))
+            Ok(Some(ProbedMessage { message, peer, tag, bytes: usize::try_from(bytes).unwrap_or_default() }))
         }
     }
 }
@@ -153,14 +153,14 @@ impl Drop for Sending {
 }
 
 /// A message that has arrived, or whose announcement has.
-pub(super) struct Arrival {
+pub(super) struct ProbedMessage {
     message: ffi::MPI_Message,
     pub(super) peer: usize,
     pub(super) tag: c_int,
     pub(super) bytes: usize,
 }
 
-impl Arrival {
+impl ProbedMessage {
     /// Starts to receive it into `buffer`, whose contents and length are arbitrary.
     pub(super) fn receive(mut self, mut buffer: Vec<u8>) -> Result<Receiving, MpiError> {
         buffer.resize(self.bytes, 0);

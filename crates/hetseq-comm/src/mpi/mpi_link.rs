@@ -9,7 +9,7 @@ use crate::error::shown;
 use crate::frame::{CHUNK_BYTES, Frame, FrameKind, REASON_LIMIT_BYTES};
 use crate::transport::{LinkEnd, Received};
 
-use super::library::{Arrival, MpiError, MpiLibrary, Receiving, Sending};
+use super::library::{MpiError, MpiLibrary, ProbedMessage, Receiving, Sending};
 use super::messages::{CONTROL, FrameReader, FrameWriter, whole};
 
 /// A peer has room for the next frame while fewer bytes than this are on their way to it: MPI moves
@@ -133,7 +133,7 @@ impl MpiLink {
     }
 
     /// Starts to receive a message, behind those that are being received.
-    fn accept(&mut self, arrival: Arrival, pool: &Arc<Pool>) {
+    fn accept(&mut self, arrival: ProbedMessage, pool: &Arc<Pool>) {
         let buffer = pool.take(arrival.bytes);
         match arrival.receive(buffer) {
             Ok(receiving) => self.receiving.push_back(receiving),

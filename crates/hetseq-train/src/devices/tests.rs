@@ -281,6 +281,7 @@ fn without_the_loaded_parameters_no_device_is_replaced() {
     let (mut devices, layout) = start(&cpus(1));
     // As if it were a GPU, which the CPU replaces.
     devices.load(&initial(&layout)).unwrap();
+    devices.release().unwrap();
     let error = devices.cpu_replacement(0).err().unwrap().to_string();
     assert!(error.contains("the parameters are no longer in memory"), "{error}");
     let parameters = initial(&layout);

@@ -16,6 +16,7 @@ pub(crate) mod evaluate;
 mod exchange;
 #[cfg(test)]
 mod fuzz_header;
+mod group_change;
 pub(crate) mod header;
 mod healing;
 mod in_progress;

@@ -23,10 +23,10 @@ use crate::trainer::stop::StopFlag;
 
 use super::Trainer;
 use super::checkpointing::Checkpointing;
+use super::group_change::Regrouping;
 use super::learner::Learner;
 use super::observer::Observer;
 use super::pipeline::Pipeline;
-use super::recovery::Regrouping;
 use super::setup::{Parts, run_constants, sampler, workers};
 
 /// What a newcomer says about itself until the first update that it has done.

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use hetseq_balance::Planner;
-use hetseq_comm::{LostRank, RegroupRules, Regrouped};
+use hetseq_comm::{RegroupRules, Regrouped};
 use hetseq_metrics::Event;
 use serde::{Deserialize, Serialize};
 
@@ -29,10 +29,11 @@ use crate::trainer::session::Session;
 use crate::trainer::stop::StopRequest;
 
 use super::boundary::Boundary;
+use super::group_change::Regrouping;
 use super::in_progress::{InProgress, missing_samples};
 use super::learner::Learner;
 use super::newcomer::CaughtUp;
-use super::setup::{broadcast_state, workers};
+use super::setup::broadcast_state;
 use super::{RunOutcome, Trainer, messages};
 
 /// How far a rank is. The greatest is the newest.
@@ -69,17 +70,6 @@ struct SharedPlan {
     cluster: SharedCluster,
     start_update: u64,
     bad_updates: u64,
-}
-
-/// What is known about a change of the group before it.
-pub(super) struct Regrouping {
-    pub(super) started: Instant,
-    /// From the end of the last update until the loss was noticed.
-    pub(super) interrupted_s: f64,
-    /// The part of an update that each rank computed, by its number at the start.
-    pub(super) shares: Vec<(usize, f64)>,
-    /// Ranks that were asked to leave, with their hosts.
-    pub(super) leaving: Vec<(StopRequest, String)>,
 }
 
 /// What the ranks that are left have agreed on.
@@ -408,48 +398,6 @@ impl Trainer {
         }
         self.observer.start_update();
         Ok(())
-    }
-
-    fn emit_changes(
-        &mut self,
-        mut lost: Vec<LostRank>,
-        regroups: u64,
-        caught_up: Option<&CaughtUp>,
-        regrouping: Regrouping,
-    ) {
-        let update = self.learner.updates();
-        self.observer.emit_workers(update);
-        self.observer.replace_workers(workers(&self.session));
-        let Regrouping { started, interrupted_s, shares, leaving } = regrouping;
-        let is_change = caught_up.is_none() || !lost.is_empty();
-        for (StopRequest { rank, cause }, host) in leaving {
-            let rank = shares.get(rank).map_or(rank, |(number, _)| *number);
-            if let Some(at) = lost.iter().position(|lost| lost.rank == rank) {
-                lost.remove(at);
-                self.emit_left((rank, host, cause), &shares);
-            }
-        }
-        for LostRank { rank, host, reason, .. } in lost {
-            tracing::debug!("lost rank {rank} ({host}): {reason}");
-            self.observer.events.emit(&Event::Lost { update, rank, host, reason });
-        }
-        if is_change {
-            self.observer.events.emit(&Event::Regrouped {
-                update,
-                regroups,
-                world: self.session.group.world() - usize::from(caught_up.is_some()),
-                devices: self.session.cluster.members.len(),
-                seconds: started.elapsed().as_secs_f64(),
-                interrupted_s,
-            });
-        }
-        // It is a newcomer until its first update is done, in which more ranks may be lost.
-        if let Some(caught_up) = caught_up {
-            let joined = (self.session.cluster.original_ranks.get(caught_up.rank).copied(), update);
-            if self.last_joined.replace(joined) != Some(joined) {
-                self.emit_joined(caught_up, started, &shares);
-            }
-        }
     }
 }
 
