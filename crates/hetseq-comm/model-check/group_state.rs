@@ -186,7 +186,7 @@ impl GroupState {
     }
 
     pub(crate) fn begin(&mut self, id: usize) {
-        self.start(id, &RankSet::new());
+        self.start(id, &RankSet::new(), false);
     }
 
     pub(crate) fn leave(&mut self, id: usize, status: Status) {

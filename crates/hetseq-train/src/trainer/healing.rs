@@ -75,8 +75,6 @@ impl Trainer {
         }
         self.session.cluster.profile = self.pipeline.planner.profile();
         self.continue_in_new_group()?;
-        // Compared again with the next header.
-        self.learner.new_checksum = Some(self.learner.checksum());
         let (update, seconds) = (self.learner.updates(), started.elapsed().as_secs_f64());
         for (rank, host) in named {
             self.observer.events.emit(&Event::Healed { update, rank, host, seconds });

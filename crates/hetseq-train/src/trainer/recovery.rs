@@ -240,10 +240,9 @@ impl Trainer {
             state.failed_devices.iter().map(|device| first(rank) + device).collect()
         };
         let retired = ranks.iter().enumerate().flat_map(failed).collect();
-        if newcomer.is_some() {
-            // All compare with the next header, also the newcomer, which has none of the last update.
-            self.learner.new_checksum = Some(self.learner.checksum());
-        }
+        // All compare with the next header. Not only if one is due: of the last checksum, some ranks may
+        // have sent theirs in an exchange that failed, and others not.
+        self.learner.new_checksum = Some(self.learner.checksum());
         let caught_up = newcomer.map(|rank| CaughtUp { rank, bytes: bytes as u64, seconds });
         Ok(Agreement { retired, missing, caught_up })
     }
