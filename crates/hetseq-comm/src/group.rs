@@ -356,7 +356,10 @@ impl Group {
     pub fn admit(&mut self, candidate: Candidate) -> Result<Regrouped, CommError> {
         reduce::report_to_lead(&mut self.mesh)?;
         let arrival = self.door.as_ref().and_then(|door| door.take(candidate));
-        self.regroup_with(arrival.map_or(Intent::Continue, Intent::Admit), candidate.sees_directory)
+        self.regroup_with(
+            arrival.map_or(Intent::Continue, |arrival| Intent::Admit(Box::new(arrival))),
+            candidate.sees_directory,
+        )
     }
 
     fn regroup_with(&mut self, intent: Intent, sees_directory: bool) -> Result<Regrouped, CommError> {

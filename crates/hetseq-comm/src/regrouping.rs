@@ -65,7 +65,7 @@ pub(crate) enum Intent {
     /// The others continue without this rank, which is [`CommError::Excluded`] here.
     Leave,
     /// The newcomer becomes the last member.
-    Admit(Arrival),
+    Admit(Box<Arrival>),
 }
 
 /// What the machine has decided.
@@ -88,7 +88,7 @@ impl Mesh {
         let (leaves, arrival) = match intent {
             Intent::Continue => (false, None),
             Intent::Leave => (true, None),
-            Intent::Admit(arrival) => (false, Some(arrival)),
+            Intent::Admit(arrival) => (false, Some(*arrival)),
         };
         let arbiter = if rules.directory.is_some() { Arbiter::Directory } else { Arbiter::Quorum };
         let has_newcomer = arrival.as_ref().is_some_and(Arrival::is_connected);
