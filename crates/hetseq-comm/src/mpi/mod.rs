@@ -24,8 +24,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::buffers::{Payload, Pool};
+use crate::connection::Connection;
 use crate::error::{CommError, named_ranks, shown};
 use crate::frame::{CHUNK_BYTES, Frame, FrameKind};
+use crate::heartbeat_timing::HeartbeatTiming;
 use crate::lock::locked;
 use crate::signal::{Signal, Waker, sleep};
 use crate::transport::{LinkEnd, Received, Transport};
@@ -331,6 +333,14 @@ impl Transport for MpiTransport {
     }
 
     fn install(&mut self, _ranks: &[usize], _generation: u64) {}
+
+    fn add(&mut self, _: Connection, _: HeartbeatTiming, _generation: u64) -> Result<(), CommError> {
+        Err(CommError::Misuse { operation: "admit", what: "processes cannot join ranks over MPI".to_owned() })
+    }
+
+    fn timing(&self) -> HeartbeatTiming {
+        HeartbeatTiming::of(self.state().termination.silence, Duration::ZERO)
+    }
 
     fn waker(&self) -> Waker {
         Waker::new(&self.signal)
