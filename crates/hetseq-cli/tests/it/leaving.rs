@@ -204,6 +204,22 @@ fn a_machine_that_is_needed_leaves() {
 }
 
 #[test]
+fn a_machine_that_is_free_again_joins() {
+    let (dir, busy) = (RunDir::new(), RunDir::new());
+    fs_err::create_dir_all(busy.path()).unwrap();
+    let file = busy.path().join("busy");
+    let job = job(&dir, 2).set_on(1, "elastic.leave_when", &leave_when(&file)).set("emulate.slowdown", "[120, 120]");
+    let mut cluster = start(&job, &dir, 2);
+    fs_err::write(&file, "").unwrap();
+    cluster.wait_for_message("waiting until this machine is free for 1 s");
+    fs_err::remove_file(&file).unwrap();
+    let ended = cluster.wait(SOON);
+    assert_eq!(codes(&ended), [Some(0); 2], "{ended:#?}");
+    assert_eq!(dir.membership_events(), ["left 1", "regrouped 1", "joined 1"], "{ended:#?}");
+    assert_undisturbed(&dir, 2, "a machine left and returned");
+}
+
+#[test]
 fn a_single_machine_pauses_and_continues() {
     let (dir, busy) = (RunDir::new(), RunDir::new());
     fs_err::create_dir_all(busy.path()).unwrap();
