@@ -245,6 +245,11 @@ impl Group {
         reduce::all_reduce(&mut self.mesh, shards, wire_format, algorithm, &mut self.buffers, contribution)
     }
 
+    /// Returns whether this is the only rank, and no process can join it.
+    pub fn is_alone(&self) -> bool {
+        self.world() == 1 && self.door.is_none()
+    }
+
     /// Returns whether a shared directory decides who continues when ranks are lost.
     pub fn shares_directory(&self) -> bool {
         self.rules.directory.is_some()

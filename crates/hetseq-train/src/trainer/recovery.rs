@@ -86,7 +86,7 @@ struct Agreement {
 /// Sets how the ranks of a new group decide who continues: by the run directory if all ranks share
 /// it, else by majority. A collective.
 pub(super) fn set_regroup_rules(session: &mut Session, config: &RunConfig) -> Result<(), TrainError> {
-    if !config.elastic.enabled {
+    if !config.elastic.enabled || session.group.is_alone() {
         return Ok(());
     }
     let directory = shared_directory(session, config)?;
