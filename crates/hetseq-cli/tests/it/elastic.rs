@@ -26,7 +26,7 @@ fn job(dir: &RunDir, world: usize) -> Job {
         .set("debug.audit", true)
 }
 
-fn start(job: &Job, dir: &RunDir, update: u64) -> Cluster {
+pub(crate) fn start(job: &Job, dir: &RunDir, update: u64) -> Cluster {
     let mut cluster = job.start();
     cluster.wait_for_update(dir, update);
     cluster

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hetseq_metrics::{Event, ShareChange};
 
-use crate::cluster::{Cluster, Job, codes};
-use crate::elastic::{UPDATES, assert_undisturbed, survivors};
+use crate::cluster::{Job, codes};
+use crate::elastic::{UPDATES, assert_undisturbed, start, survivors};
 use crate::reference::{Reference, shipped};
 use crate::run_dir::RunDir;
 
@@ -23,12 +23,6 @@ fn job(dir: &RunDir, world: usize) -> Job {
         .set("batch.probe_s", 0)
         .set("run.checksum_every", 1)
         .set("debug.audit", true)
-}
-
-fn start(job: &Job, dir: &RunDir, update: u64) -> Cluster {
-    let mut cluster = job.start();
-    cluster.wait_for_update(dir, update);
-    cluster
 }
 
 /// Each rank that left, with the shares of all ranks before and after.
